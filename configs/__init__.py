@@ -1,0 +1,1 @@
+"""Experiment configurations: `--config=NAME` finds them by name (lns_jax.cli)."""

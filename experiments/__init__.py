@@ -1,0 +1,1 @@
+"""Command-line programs: thin absl mains over lns_jax."""

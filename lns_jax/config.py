@@ -1,0 +1,343 @@
+"""Every setting of a run: its default, type, meaning and bounds, in frozen dataclasses that check themselves.
+
+`configs/*.py` and `--config.x.y=z` overrides produce an ml_collections ConfigDict; `from_dict` turns it
+once into these classes. Nothing else in the package defines or reads a default.
+"""
+
+import dataclasses
+import math
+import re
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from lns_jax.errors import UserError, nearest
+from lns_jax.layers import init as init_lib
+from lns_jax.layers import schemes
+
+
+def setting(default, doc: str, *, low=None, above=None, high=None, below=None, choices=None):
+  """A dataclass field with its meaning and bounds (low, high inclusive; above, below exclusive)."""
+  bounds = {'low': low, 'above': above, 'high': high, 'below': below, 'choices': choices}
+  return dataclasses.field(default=default, metadata={'doc': doc, **bounds})
+
+
+_BOUNDS = {
+    'low': (lambda v, b: v >= b, 'at least'),
+    'above': (lambda v, b: v > b, 'above'),
+    'high': (lambda v, b: v <= b, 'at most'),
+    'below': (lambda v, b: v < b, 'below'),
+}
+
+
+def _check_type(where: str, value, kind):
+  """Returns the value as `kind` (int to float, list to tuple), or raises."""
+  if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    value = float(value)
+  if typing.get_origin(kind) is tuple:
+    element = typing.get_args(kind)[0]
+    if not isinstance(value, (tuple, list)):
+      raise UserError(f'{where} must be a tuple of {element.__name__}, got {value!r}.')
+    return tuple(_check_type(where, v, element) for v in value)
+  if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+    raise UserError(f'{where} must be of type {kind.__name__}, got {value!r}.')
+  if kind is float and not math.isfinite(value):
+    raise UserError(f'{where} must be a finite number, got {value!r}.')
+  return value
+
+
+class Section:
+  """Base of all settings classes: checks every field against its declared type and bounds."""
+
+  NAME = ''
+
+  def __post_init__(self):
+    for f in dataclasses.fields(self):
+      where = f'{self.NAME}.{f.name}'.lstrip('.')
+      value = getattr(self, f.name)
+      if isinstance(value, Section):
+        continue
+      value = _check_type(where, value, f.type)
+      self.fill(**{f.name: value})
+      choices = f.metadata.get('choices')
+      if choices is not None:
+        value = value.lower()  # `LNS` must never select anything but lns (paper.md 6.1)
+        if value not in choices:
+          raise UserError(f'{where} = {value!r} is not known.{nearest(value, choices)}')
+        self.fill(**{f.name: value})
+      for bound, (holds, words) in _BOUNDS.items():
+        limit = f.metadata.get(bound)
+        if limit is not None and not holds(value, limit):
+          raise UserError(f'{where} must be {words} {limit}, got {value!r}.')
+    self.check()
+
+  def check(self):
+    """Checks that need more than one field; may fill in derived fields."""
+
+  def fill(self, **derived):
+    """Sets derived values of a frozen section."""
+    for name, value in derived.items():
+      object.__setattr__(self, name, value)
+
+
+PRECISIONS = {
+    # name: (parameters, compute). `auto` becomes float32 on a CPU and bfloat16 elsewhere.
+    'auto': None,
+    'float32': ('float32', 'float32'),
+    'bfloat16': ('float32', 'bfloat16'),
+    'paper_bf16': ('bfloat16', 'bfloat16'),  # the authors' all-bf16 training, Adam moments included
+    'float64': ('float64', 'float64'),  # for exactness tests, needs jax_enable_x64
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Section):
+  """A Llama-family decoder and the placement of its norms."""
+
+  NAME = 'model'
+  vocab_size: int = setting(32000, 'V: rows of the embedding and of the head.', low=2)
+  d_model: int = setting(768, 'D: width of the residual stream.', low=1)
+  d_ff: int = setting(2048, 'F: hidden width of the SwiGLU MLP.', low=1)
+  num_layers: int = setting(12, 'L: number of blocks present.', low=1)
+  num_heads: int = setting(12, 'H: query heads.', low=1)
+  num_kv_heads: int = setting(0, 'K: key and value heads; 0: as many as query heads.', low=0)
+  head_dim: int = setting(0, 'Width of one head; 0: d_model / num_heads.', low=0)
+  layer_ids: tuple[int, ...] = setting((), "1-based identity of each block in the original model; empty: 1..L.")
+  depth: int = setting(0, 'L of the original model, which factors refer to; 0: num_layers.', low=0)
+  scheme: str = setting('pre', 'Norm placement: a row of lns_jax.layers.schemes.', choices=schemes.SCHEMES)
+  p_attn: float = setting(0.5, 'Exponent p of l^-p for the attention norm.', low=0.0, high=4.0)
+  p_mlp: float = setting(0.5, 'Exponent p of l^-p for the MLP norm.', low=0.0, high=4.0)
+  mix_fraction: float = setting(0.25, 'Share of Post-LN layers at the bottom of a Mix-LN model.', low=0.0, high=1.0)
+  init: str = setting('normal', 'Initialisation: a row of lns_jax.layers.init.', choices=init_lib.INITS)
+  norm_eps: float = setting(1e-6, 'Added to the mean square in RMSNorm (1e-6 the paper).', above=0.0)
+  rope_base: float = setting(10000.0, 'Base of the rotary position embedding.', above=1.0)
+  tie_embeddings: bool = setting(False, 'Whether the head is the embedding.')
+  precision: str = setting('auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS)
+  loop: str = setting(
+      'unrolled', 'unrolled: static layer index; scan: one compiled body a run.', choices=('unrolled', 'scan'))
+  remat: str = setting('none', 'Activations recomputed in the backward pass.', choices=('none', 'full'))
+
+  def check(self):
+    H = self.num_heads
+    if not self.head_dim and self.d_model % H:
+      fits = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0]
+      near = min(fits, key=lambda h: abs(h - H))
+      raise UserError(f'model.num_heads = {H} does not divide model.d_model = {self.d_model}; {near} heads would.')
+    self.fill(head_dim=self.head_dim or self.d_model // H, num_kv_heads=self.num_kv_heads or H)
+    if self.head_dim % 2:
+      raise UserError(f'model.head_dim = {self.head_dim} must be even for rotary positions.')
+    if H % self.num_kv_heads:
+      raise UserError(f'model.num_kv_heads = {self.num_kv_heads} does not divide model.num_heads = {H}.')
+    self.fill(layer_ids=self.layer_ids or tuple(range(1, self.num_layers + 1)))
+    self.fill(depth=self.depth or max(self.layer_ids))
+    ids = self.layer_ids
+    if len(ids) != self.num_layers:
+      raise UserError(f'model.layer_ids names {len(ids)} layers but model.num_layers is {self.num_layers}.')
+    if sorted(set(ids)) != list(ids) or ids[0] < 1 or ids[-1] > self.depth:
+      raise UserError(f'model.layer_ids = {ids} must rise from at least 1 to at most model.depth = {self.depth}.')
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(Section):
+  """Where text comes from and how it becomes rows of T tokens."""
+
+  NAME = 'data'
+  source: str = setting(
+      'embedded', 'embedded; a file or folder of text, JSONL, Parquet or token shards; tfds:NAME; a prepared folder.')
+  data_dir: str = setting('', 'TFDS data_dir for tfds: sources.')
+  cache_dir: str = setting('', 'Where prepared data go; empty: $LNS_JAX_CACHE, else the user cache folder.')
+  text_field: str = setting('text', 'Name of the field that holds the text in JSONL, Parquet and TFDS records.')
+  tokenizer: str = setting('bpe', 'bpe (trained on the train split), byte, or a .model / tokenizer.json file.')
+  add_bos: bool = setting(True, 'Whether a document starts with BOS where the tokenizer has one.')
+  packing: str = setting(
+      'packed', 'packed: documents share rows behind a segment mask; paper: one document a row, cut or padded.',
+      choices=('packed', 'paper'))
+  seq_len: int = setting(256, 'T: positions in a row.', low=2)
+  validation_fraction: float = setting(
+      0.02, 'Share of documents held out where the source has no validation split.', above=0.0, below=1.0)
+  seed: int = setting(0, 'Seed of the order of rows.', low=0, high=2**32 - 1)
+  workers: int = setting(0, 'Processes that prepare data; 0: one a core.', low=0)
+  read_threads: int = setting(4, 'Threads that read rows ahead of training.', low=1)
+
+
+SCHEDULES = ('cosine', 'constant', 'linear', 'wsd')
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig(Section):
+  """Adam or AdamW and its schedule."""
+
+  NAME = 'optimizer'
+  name: str = setting('adam', 'adam: no decay; adamw: decoupled decay on matrices.', choices=('adam', 'adamw'))
+  lr: float = setting(1e-3, 'Peak learning rate.', above=0.0)
+  schedule: str = setting('cosine', 'Shape after the warm-up.', choices=SCHEDULES)
+  warmup_steps: int = setting(0, 'Steps of linear warm-up from 0.', low=0)
+  final_lr_ratio: float = setting(0.1, 'Learning rate at the last step over the peak.', low=0.0, high=1.0)
+  decay_fraction: float = setting(0.2, 'Share of all steps that wsd spends decaying.', above=0.0, high=1.0)
+  b1: float = setting(0.9, 'Adam: decay of the first moment.', low=0.0, below=1.0)
+  b2: float = setting(0.999, 'Adam: decay of the second moment.', low=0.0, below=1.0)
+  eps: float = setting(1e-8, 'Adam: added to the root of the second moment.', low=0.0)
+  weight_decay: float = setting(0.0, 'Decoupled weight decay, adamw only.', low=0.0)
+  clip_norm: float = setting(0.0, 'Global gradient norm above which gradients are scaled down; 0: off.', low=0.0)
+
+  def check(self):
+    if self.name == 'adam' and self.weight_decay:
+      raise UserError(f'optimizer.weight_decay = {self.weight_decay} needs optimizer.name = adamw, got adam.')
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig(Section):
+  """Length, batch and logging of a run. Exactly one of steps, tokens, epochs says how long it is."""
+
+  NAME = 'train'
+  steps: int = setting(0, 'Optimizer updates.', low=0)
+  tokens: str = setting('', "Token budget such as '2.2B', '100M' or '1e9': floor(tokens / (batch_size * T)) updates.")
+  epochs: float = setting(0.0, 'Passes over the training rows.', low=0.0)
+  batch_size: int = setting(32, 'Rows per update, over all devices and micro-batches.', low=1)
+  accumulation: int = setting(1, 'Micro-batches per update.', low=1)
+  seed: int = setting(0, 'Seed of the initial weights.', low=0, high=2**32 - 1)
+  log_every: int = setting(10, 'Steps between lines of metrics.jsonl.', low=1)
+  layer_stats_every: int = setting(50, 'Steps between per-layer statistics; 0: off.', low=0)
+  tensorboard: bool = setting(True, 'Whether to write TensorBoard events.')
+
+  def check(self):
+    if sum(map(bool, (self.steps, self.tokens, self.epochs))) != 1:
+      raise UserError('exactly one of train.steps, train.tokens, train.epochs must be set, got '
+                      f'steps={self.steps}, tokens={self.tokens!r}, epochs={self.epochs}.')
+    if self.tokens:
+      parse_tokens(self.tokens)
+    if self.batch_size % self.accumulation:
+      raise UserError(f'train.batch_size = {self.batch_size} is not a multiple of '
+                      f'train.accumulation = {self.accumulation}{_neighbours(self.batch_size, self.accumulation)}')
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig(Section):
+  """Evaluation on the validation split."""
+
+  NAME = 'eval'
+  every: int = setting(0, 'Steps between evaluations; 0: only at the end.', low=0)
+  max_tokens: int = setting(0, 'Upper bound on evaluated tokens; 0: the whole split.', low=0)
+  batch_size: int = setting(0, 'Rows per evaluation batch; 0: as in training.', low=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig(Section):
+  """Saving. The last step is always saved."""
+
+  NAME = 'checkpoint'
+  every: int = setting(1000, 'Steps between checkpoints; 0: only the last.', low=0)
+  keep: int = setting(2, 'Newest checkpoints kept.', low=1)
+  keep_every: int = setting(0, 'Checkpoints at multiples of this step are kept for ever; 0: none.', low=0)
+  checksums: bool = setting(True, 'Whether every file is checksummed at saving and checked at restoring.')
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig(Section):
+  """Devices by axis; -1 takes what is left."""
+
+  NAME = 'mesh'
+  data: int = setting(-1, 'Devices that hold different rows and the same parameters.', low=-1)
+  fsdp: int = setting(1, 'Devices that hold different rows and share the parameters.', low=-1)
+  tensor: int = setting(1, 'Devices that share heads, MLP width and vocabulary.', low=-1)
+
+  def check(self):
+    sizes = dataclasses.asdict(self)
+    if any(n == 0 for n in sizes.values()) or list(sizes.values()).count(-1) > 1:
+      raise UserError(f'mesh sizes must be positive with at most one -1, got {sizes}.')
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(Section):
+  """Everything that defines a run."""
+
+  model: ModelConfig = ModelConfig()
+  data: DataConfig = DataConfig()
+  optimizer: OptimizerConfig = OptimizerConfig()
+  train: TrainConfig = TrainConfig(steps=1000)
+  eval: EvalConfig = EvalConfig()
+  checkpoint: CheckpointConfig = CheckpointConfig()
+  mesh: MeshConfig = MeshConfig()
+
+  def check(self):
+    if self.train.steps:
+      check_warmup(self.optimizer, self.train.steps)
+
+
+def check_warmup(optimizer: OptimizerConfig, steps: int):
+  """Refuses a warm-up that is longer than the run (equal is a pure warm-up)."""
+  if optimizer.warmup_steps > steps:
+    raise UserError(f'optimizer.warmup_steps = {optimizer.warmup_steps} is longer than the run of {steps} steps.')
+
+
+def _neighbours(value: int, divisor: int) -> str:
+  lower, upper = value // divisor * divisor, -(-value // divisor) * divisor
+  return f'; {lower} or {upper} would be.' if lower else f'; {upper} would be.'
+
+
+def check_batch(what: str, batch: int, parts: int, of: str):
+  """Refuses a batch that does not split over `parts`, naming the nearest sizes that do."""
+  if batch % parts:
+    raise UserError(f'{what} = {batch} is not a multiple of the {parts} {of}{_neighbours(batch, parts)}')
+
+
+_SUFFIXES = {'': 1, 'K': 10**3, 'M': 10**6, 'B': 10**9, 'T': 10**12}
+
+
+def parse_tokens(text: str) -> int:
+  """'100M', '2.2B', '1e9', '4096' -> an integer."""
+  match = re.fullmatch(r'([0-9_.]+(?:[eE][+]?[0-9]+)?)([KMBT]?)', text.strip())
+  try:
+    return round(float(match[1]) * _SUFFIXES[match[2]])
+  except (TypeError, ValueError):
+    raise UserError(f"train.tokens = {text!r} is not a number of tokens such as '100M', '2.2B' or '1e9'.") from None
+
+
+def num_steps(config: RunConfig, num_rows: int) -> int:
+  """Updates of the run: from steps, tokens or epochs (of `num_rows` training rows), rounded down."""
+  t = config.train
+  per_step = t.batch_size * config.data.seq_len
+  if t.steps:
+    steps = t.steps
+  elif t.tokens:
+    steps = parse_tokens(t.tokens) // per_step
+    if not steps:
+      raise UserError(f'train.tokens = {t.tokens} is less than one batch of {t.batch_size} x '
+                      f'{config.data.seq_len} = {per_step} tokens.')
+  else:
+    steps = math.floor(t.epochs * num_rows + 1e-9) // t.batch_size
+    if not steps:
+      raise UserError(f'{t.epochs} epochs of {num_rows} rows are less than one batch of {t.batch_size}.')
+  check_warmup(config.optimizer, steps)
+  return steps
+
+
+def from_dict(cls, values: Mapping[str, Any], where: str = ''):
+  """Builds a settings class from nested mappings; unknown keys are refused with the nearest right name."""
+  fields = {f.name: f for f in dataclasses.fields(cls)}
+  built = {}
+  for key, value in values.items():
+    if key not in fields:
+      raise UserError(f'config has no setting {where}{key!s}.{nearest(key, fields)}')
+    kind = fields[key].type
+    if isinstance(kind, type) and issubclass(kind, Section):
+      if not isinstance(value, Mapping):
+        raise UserError(f'config setting {where}{key} must be a group of settings, got {value!r}.')
+      value = from_dict(kind, value, f'{where}{key}.')
+    built[key] = value
+  return cls(**built)
+
+
+def to_dict(config: Section) -> dict[str, Any]:
+  """The inverse of `from_dict`: nested plain dicts, tuples as lists, ready for JSON."""
+  def plain(v):
+    return {k: plain(w) for k, w in v.items()} if isinstance(v, dict) else list(v) if isinstance(v, tuple) else v
+  return plain(dataclasses.asdict(config))
+
+
+def defaults() -> dict[str, Any]:
+  """Declared defaults of every setting, before derived values are filled in: the base of `configs/*.py`."""
+  def raw(cls):
+    return {f.name: raw(f.type) if isinstance(f.type, type) and issubclass(f.type, Section) else f.default
+            for f in dataclasses.fields(cls)}
+  return raw(RunConfig)

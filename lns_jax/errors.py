@@ -1,0 +1,15 @@
+"""The one error type that a user is meant to read, and how names are suggested."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+  """Something the user can mend. The message is one sentence: what is wrong, where, the nearest right thing."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+  """" Did you mean 'lns'? Known: deepnorm, lns, ...", the first half only when a name is near."""
+  names = sorted(names)
+  close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+  return (f' Did you mean {close[0]!r}?' if close else '') + f' Known: {", ".join(names)}.'

@@ -1,0 +1,1 @@
+"""Norms, schemes, attention, MLP and initialisers: what a block is made of."""

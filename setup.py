@@ -1,0 +1,44 @@
+"""Package definition. `configs/` and `experiments/` are installed as lns_jax.configs and lns_jax.experiments."""
+
+import pathlib
+
+import setuptools
+
+HERE = pathlib.Path(__file__).parent
+
+setuptools.setup(
+    name='lns_jax',
+    version='0.1.0',
+    description='Norm placement and the curse of depth in JAX: LayerNorm Scaling, trained, measured, exported.',
+    long_description=(HERE / 'README.md').read_text() if (HERE / 'README.md').exists() else '',
+    long_description_content_type='text/markdown',
+    license='Apache-2.0',
+    python_requires='>=3.11',
+    packages=[*setuptools.find_packages(include=['lns_jax', 'lns_jax.*']), 'lns_jax.configs', 'lns_jax.experiments'],
+    package_dir={'lns_jax': 'lns_jax', 'lns_jax.configs': 'configs', 'lns_jax.experiments': 'experiments'},
+    install_requires=[
+        'absl-py>=2.1',
+        'flax>=0.12',
+        'grain>=0.2.18',
+        'importlib_resources>=6',  # tensorflow-datasets imports it without declaring it
+        'jax>=0.10',
+        'matplotlib>=3.8',
+        'ml-collections>=1.1',
+        'numpy>=2.0',
+        'optax>=0.2.8',
+        'orbax-checkpoint>=0.12',
+        'pyarrow>=17',  # Parquet
+        'sentencepiece>=0.2',
+        'tensorboardX>=2.6',
+        'tensorflow-datasets>=4.9.10',
+        'tokenizers>=0.21',
+        'tqdm>=4.66',
+        'zstandard>=0.22',
+    ],
+    extras_require={
+        'tpu': ['jax[tpu]>=0.10'],
+        'gcs': ['gcsfs'],
+        'test': ['pytest>=8', 'pytest-xdist>=3', 'nbclient>=0.10', 'ipykernel>=6'],
+        'parity': ['torch>=2.6', 'transformers>=4.50'],
+    },
+)
