@@ -91,6 +91,9 @@ class Factors:
   post: float
 
 
+FACTORS = tuple(f.name for f in dataclasses.fields(Factors))
+
+
 def row(scheme: str, l: int, L: int, mix_fraction: float) -> Row:
   """The row that layer l of L obeys."""
   entry = SCHEMES[scheme]
@@ -99,4 +102,4 @@ def row(scheme: str, l: int, L: int, mix_fraction: float) -> Row:
 
 def factors(r: Row, l: int, L: int, p: float) -> Factors:
   """Evaluates a row's factors at layer l of L with exponent p."""
-  return Factors(*(getattr(r, f.name)(l, L, p) for f in dataclasses.fields(Factors)))
+  return Factors(*(getattr(r, f)(l, L, p) for f in FACTORS))

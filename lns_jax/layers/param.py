@@ -1,0 +1,47 @@
+"""How a parameter is declared: shape, logical axes and standard deviation in one line; and which types are used."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from lns_jax import config as config_lib
+from lns_jax.layers import init as init_lib
+
+
+def dtypes(config: config_lib.ModelConfig) -> tuple[jnp.dtype, jnp.dtype]:
+  """(parameter type, compute type) of a model on the present backend."""
+  name = config.precision
+  if name == 'auto':
+    name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+  if name == 'float64' and not jax.config.jax_enable_x64:
+    raise config_lib.UserError('model.precision = float64 needs JAX_ENABLE_X64=1 in the environment.')
+  return tuple(map(jnp.dtype, config_lib.PRECISIONS[name]))
+
+
+def matmul_precision(dtype: jnp.dtype):
+  """float32 and wider means float32 products, also where the chip's default is narrower."""
+  return jax.lax.Precision.HIGHEST if dtype.itemsize >= 4 else None
+
+
+def dot(equation: str, x: jax.Array, w: jax.Array, **kwargs) -> jax.Array:
+  """einsum in the type of x; parameters are cast at their use."""
+  return jnp.einsum(equation, x, w.astype(x.dtype), precision=matmul_precision(x.dtype), **kwargs)
+
+
+def matrix(module: nn.Module, name: str, role: str, layer: int, shape: tuple[int, ...], axes: tuple[str, ...],
+           fan_in: int):
+  """A normally distributed weight of a Linen module with a `config` attribute.
+
+  Args:
+    role: decides the standard deviation, see `lns_jax.layers.init`.
+    layer: 1-based layer index, 0 outside the blocks.
+    axes: logical axis names, one a dimension, see `lns_jax.sharding`.
+    fan_in: product of the contracted dimensions.
+  """
+  config = module.config
+  std = init_lib.std(config.init, role, layer, config.depth, fan_in, math.prod(shape) // fan_in)
+  normal = nn.initializers.normal(std)
+  return module.param(name, nn.with_logical_partitioning(normal, axes), shape, dtypes(config)[0])
+

@@ -1,0 +1,1 @@
+"""Whole models, as pure functions of (config, params, inputs)."""

@@ -1,0 +1,196 @@
+"""The Llama decoder: embedding, blocks, final norm, head, as pure functions of (config, params, tokens)."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lns_jax import config as config_lib
+from lns_jax.errors import UserError
+from lns_jax.layers import attention, block, param, schemes
+from lns_jax.layers.norms import RMSNorm
+from lns_jax.models import layout
+
+# From a block's `out` to what the caller wants of it; called inside the loop over layers.
+Read = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
+
+STREAM = ('batch', 'seq', 'stream')  # logical axes of x_BTD
+
+
+class Table(nn.Module):
+  """A [V, D] matrix: the embedding, and the untied head."""
+
+  config: config_lib.ModelConfig
+  role: str
+
+  @nn.compact
+  def __call__(self) -> jax.Array:
+    c = self.config
+    return param.matrix(self, 'table', self.role, 0, (c.vocab_size, c.d_model), ('vocab', 'embed'), c.d_model)
+
+
+def _modules(config: config_lib.ModelConfig) -> dict[str, tuple[nn.Module, tuple]]:
+  """Everything outside the blocks, with the arguments that initialise it."""
+  x = jnp.zeros((1, 1, config.d_model), param.dtypes(config)[1])
+  modules = {'embed': (Table(config, 'embed'), ()), 'final_norm': (RMSNorm(config), (x,))}
+  if block.row(config, config.layer_ids[0]).embed_norm:
+    modules['embed_norm'] = (RMSNorm(config), (x,))
+  if not config.tie_embeddings:
+    modules['head'] = (Table(config, 'head'), ())
+  return modules
+
+
+def boxed_init(config: config_lib.ModelConfig, rng: jax.Array):
+  """Canonical parameters, each in a box that names its logical axes."""
+  tokens = jnp.zeros((1, 1), jnp.int32)
+  ctx = attention.context(config, tokens, None)
+  x = jnp.zeros((1, 1, config.d_model), param.dtypes(config)[1])
+  rng_outer, rng_layers = jax.random.split(rng)
+  params = {}
+  for i, (name, (module, args)) in enumerate(sorted(_modules(config).items())):
+    params[name] = module.init(jax.random.fold_in(rng_outer, i), *args)['params']
+  # A layer's draw depends on its own index alone: a model with layers removed or added keeps the others'.
+  params['layers'] = {
+      str(l): block.Block(config).init(jax.random.fold_in(rng_layers, l), x, ctx, l)['params']
+      for l in config.layer_ids}
+  return params
+
+
+def init(config: config_lib.ModelConfig, rng: jax.Array):
+  """Fresh parameters in the layout of `config.loop`; the same numbers for every loop and every scheme's twin."""
+  return layout.native(nn.unbox(boxed_init(config, rng)), config)
+
+
+def embed(config: config_lib.ModelConfig, params, tokens_BT: jax.Array) -> jax.Array:
+  """tokens -> the stream that enters layer 1, [B, T, D] in the compute type."""
+  x_BTD = params['embed']['table'][tokens_BT].astype(param.dtypes(config)[1])
+  if 'embed_norm' in params:
+    x_BTD = RMSNorm(config).apply({'params': params['embed_norm']}, x_BTD)
+  return nn.with_logical_constraint(x_BTD, STREAM)
+
+
+def head(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
+  """Last stream -> final norm (never scaled) -> logits [B, T, V], float32 or wider."""
+  x_BTD = RMSNorm(config).apply({'params': params['final_norm']}, x_BTD)
+  table = params['embed' if config.tie_embeddings else 'head']['table']
+  return param.dot('BTD,VD->BTV', x_BTD, table, preferred_element_type=jnp.promote_types(x_BTD.dtype, jnp.float32))
+
+
+def _body(config: config_lib.ModelConfig, read: Read) -> Callable:
+  """(block params, x, ctx, layer, override) -> (x, what `read` keeps), rematerialised if the config says so."""
+  def body(p, x, ctx, layer, override=None):
+    x, out = block.Block(config).apply({'params': p}, x, ctx, layer, override)
+    return nn.with_logical_constraint(x, STREAM), read(out)
+  return jax.checkpoint(body, static_argnums=(3,)) if config.remat == 'full' else body
+
+
+def run_factors(config: config_lib.ModelConfig, run: layout.Run) -> dict[str, schemes.Factors]:
+  """Factors of a run of layers: a Python float where all agree, else one constant fp32 vector."""
+  each = [block.factors(config, l) for l in run]
+  dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
+  def merge(sub, field):
+    values = [getattr(e[sub], field) for e in each]
+    return values[0] if len(set(values)) == 1 else np.array(values, dtype)
+  return {sub: schemes.Factors(*(merge(sub, f) for f in schemes.FACTORS)) for sub in block.SUBLAYERS}
+
+
+def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attention.Context, read: Read):
+  """All blocks in turn.
+
+  Returns:
+    x_BTD: the stream after the last block.
+    kept: {layer id: what `read` kept of that block's `out`}.
+  """
+  body, kept = _body(config, read), {}
+  if not layout.is_stacked(params['layers']):
+    for l in config.layer_ids:
+      x_BTD, kept[l] = body(params['layers'][str(l)], x_BTD, ctx, l)
+    return x_BTD, kept
+  for run in layout.runs(config):
+    x_BTD, stacked = _scan_run(config, params['layers'][layout.run_name(run)], x_BTD, ctx, run, body)
+    kept |= {l: jax.tree.map(lambda v, i=i: v[i], stacked) for i, l in enumerate(run)}
+  return x_BTD, kept
+
+
+def _scan_run(config, stacked, x_BTD, ctx, run, body):
+  k = run_factors(config, run)
+  vectors = {sub: {f: v for f, v in vars(k[sub]).items() if not isinstance(v, float)} for sub in k}
+  def step(x, scanned):
+    p, scalars = scanned
+    override = {sub: schemes.Factors(**{**vars(k[sub]), **scalars[sub]}) for sub in k}
+    return body(p, x, ctx, run[0], override)
+  return jax.lax.scan(step, x_BTD, (stacked, vectors))
+
+
+def stream(config: config_lib.ModelConfig, params, tokens_BT, segment_ids_BT=None, read: Read = lambda out: {}):
+  """Embedding and blocks. Returns (stream before the final norm [B, T, D], {0: {'out': embedding}, l: kept})."""
+  ctx = attention.context(config, tokens_BT, segment_ids_BT)
+  x_BTD = embed(config, params, tokens_BT)
+  kept = {0: read({'out': x_BTD})}
+  x_BTD, per_layer = layers(config, params, x_BTD, ctx, read)
+  return x_BTD, kept | per_layer
+
+
+def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None) -> jax.Array:
+  """tokens [B, T] -> logits [B, T, V] float32. Segment 0 is padding; positions restart at each segment."""
+  x_BTD, _ = stream(config, params, tokens, segment_ids)
+  return head(config, params, x_BTD)
+
+
+def states(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None) -> jax.Array:
+  """The residual stream [L+1, B, T, D]: the embedding, then after each block, all before the final norm."""
+  _, kept = stream(config, params, tokens, segment_ids, read=lambda out: {'out': out['out']})
+  return jnp.stack([kept[l]['out'] for l in (0, *config.layer_ids)])
+
+
+def tap_names(config: config_lib.ModelConfig) -> list[str]:
+  """Every name that `apply` can return."""
+  fields = [f'{sub}_{kind}' for sub in block.SUBLAYERS for kind in ('x', 'in', 'out', 'branch')] + ['out']
+  return ['embed', *(f'layers/{l}/{f}' for l in config.layer_ids for f in fields)]
+
+
+def apply(config: config_lib.ModelConfig, params, batch: Mapping[str, jax.Array], taps=()):
+  """Logits and the named intermediates.
+
+  Args:
+    batch: 'tokens' [B, T] and optionally 'segment_ids'.
+    taps: names or patterns such as 'layers/7/attn_out', 'layers/*/out', 'embed'; see `tap_names`.
+
+  Returns:
+    (logits [B, T, V] float32, {name: [B, T, D]}).
+
+  Raises:
+    UserError: when a tap matches nothing.
+  """
+  names = tap_names(config)
+  wanted = [n for n in names if any(fnmatch(n, t) for t in taps)]
+  for t in taps:
+    if not any(fnmatch(n, t) for n in names):
+      raise UserError(f"no intermediate is called {t!r}; there are 'embed' and layers/l/field with field one of "
+                      f"{', '.join(n.split('/')[2] for n in names[1:10])}.")
+  fields = {n.split('/')[-1] for n in wanted} - {'embed'} | {'out'}
+  x_BTD, kept = stream(config, params, batch['tokens'], batch.get('segment_ids'),
+                       read=lambda out: {f: v for f, v in out.items() if f in fields})
+  find = lambda n: kept[0]['out'] if n == 'embed' else kept[int(n.split('/')[1])][n.split('/')[2]]
+  return head(config, params, x_BTD), {n: find(n) for n in wanted}
+
+
+def remove_layers(config: config_lib.ModelConfig, params, ids):
+  """The model without the layers `ids`; every other layer keeps its own index and factor.
+
+  Returns (config, params). Raises UserError for an id that the model does not have, or when none would stay.
+  """
+  missing = sorted(set(ids) - set(config.layer_ids))
+  if missing:
+    raise UserError(f'the model has no layer {missing[0]}; its layers are {layout.run_name(config.layer_ids)}.')
+  rest = tuple(l for l in config.layer_ids if l not in set(ids))
+  if not rest:
+    raise UserError('removing every layer leaves no model; keep at least one.')
+  config = dataclasses.replace(config, layer_ids=rest, num_layers=len(rest))
+  params = layout.unstack(params)
+  params = {**params, 'layers': {str(l): params['layers'][str(l)] for l in rest}}
+  return config, layout.native(params, config)

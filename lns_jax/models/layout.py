@@ -1,0 +1,69 @@
+"""Two layouts of the layers' parameters, and the way between them.
+
+Canonical, on disk and for the unrolled loop: params['layers']['7'] is layer 7.
+Stacked, for the scanned loop: params['layers']['5-12'] holds layers 5..12 behind a leading axis, one
+entry for each run of layers that obey the same row.
+
+Both directions work on any tree that contains such `layers` dictionaries, an optimizer's state included.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from lns_jax import config as config_lib
+from lns_jax.layers import block
+
+Run = tuple[int, ...]
+
+
+def runs(config: config_lib.ModelConfig) -> list[Run]:
+  """Layer ids in maximal runs that one compiled body can serve."""
+  return [tuple(ids) for _, ids in itertools.groupby(config.layer_ids, lambda l: block.row(config, l))]
+
+
+def run_name(run: Run) -> str:
+  """(1, 2, 3, 5) -> '1-3,5-5': always with a dash, which tells a stacked entry from a single layer."""
+  spans = [list(g) for _, g in itertools.groupby(enumerate(run), lambda p: p[1] - p[0])]
+  return ','.join(f'{s[0][1]}-{s[-1][1]}' for s in spans)
+
+
+def run_ids(name: str) -> Run:
+  """'1-3,5-5' -> (1, 2, 3, 5)."""
+  spans = [map(int, s.split('-')) for s in name.split(',')]
+  return tuple(l for first, last in spans for l in range(first, last + 1))
+
+
+def is_stacked(layers: dict) -> bool:
+  """Whether a `layers` dictionary has a leading layer axis."""
+  return any('-' in name for name in layers)
+
+
+def _convert(tree, change: Callable[[dict], dict]):
+  has_layers = lambda t: isinstance(t, dict) and 'layers' in t
+  return jax.tree.map(lambda t: {**t, 'layers': change(t['layers'])} if has_layers(t) else t, tree, is_leaf=has_layers)
+
+
+def stack(tree, config: config_lib.ModelConfig):
+  """Canonical -> stacked."""
+  def change(layers):
+    return {run_name(run): jax.tree.map(lambda *x: jnp.stack(x), *(layers[str(l)] for l in run))
+            for run in runs(config)}
+  return _convert(tree, change)
+
+
+def unstack(tree):
+  """Stacked -> canonical. A canonical tree is returned as it is."""
+  def change(layers):
+    if not is_stacked(layers):
+      return layers
+    return {str(l): jax.tree.map(lambda x, i=i: x[i], stacked)
+            for name, stacked in layers.items() for i, l in enumerate(run_ids(name))}
+  return _convert(tree, change)
+
+
+def native(tree, config: config_lib.ModelConfig):
+  """The layout that the config's loop works on."""
+  return stack(unstack(tree), config) if config.loop == 'scan' else unstack(tree)

@@ -1,0 +1,1 @@
+"""Training: loss, optimizer, step, loop, checkpoints, evaluation."""

@@ -1,0 +1,53 @@
+"""Per-layer statistics of a training step, as sums over tokens so that micro-batches and devices add up."""
+
+import jax
+import jax.numpy as jnp
+
+from lns_jax.layers.norms import wide
+from lns_jax.models import layout
+
+
+def reader(weights_BT: jax.Array):
+  """A `decoder.Read` that keeps summed statistics of one block.
+
+  'variance': over the D hidden units of a token (population, ddof 0), of the stream that leaves the block.
+  '{sub}_branch', '{sub}_x': mean square of what the sub-layer adds, and of the stream it is added to.
+  """
+  def over_tokens(values_BT):
+    return jnp.sum(values_BT * weights_BT)
+
+  def mean_square(x):
+    return over_tokens(jnp.mean(jnp.square(x.astype(wide(x))), axis=-1))
+
+  def read(out):
+    x = out['out'].astype(wide(out['out']))
+    kept = {'variance': over_tokens(jnp.var(x, axis=-1))}
+    return kept | {name: mean_square(v) for name, v in out.items() if name.endswith(('_branch', '_x'))}
+  return read
+
+
+def stack(kept: dict[int, dict[str, jax.Array]]) -> dict[str, jax.Array]:
+  """{0: embedding, l: layer l} -> {'variance': [L+1], every other name: [L]}."""
+  names = {name for per_layer in kept.values() for name in per_layer}
+  return {name: jnp.stack([v[name] for v in kept.values() if name in v]) for name in sorted(names)}
+
+
+def finish(sums: dict[str, jax.Array], weight: jax.Array) -> dict[str, jax.Array]:
+  """Sums -> 'variance' [L+1] per token, 'attn_ratio' and 'mlp_ratio' [L]: rms of the branch over rms of the stream."""
+  ratio = lambda sub: jnp.sqrt(sums[f'{sub}_branch'] / sums[f'{sub}_x'])
+  return {'variance': sums['variance'] / jnp.maximum(weight, 1), 'attn_ratio': ratio('attn'), 'mlp_ratio': ratio('mlp')}
+
+
+def squares(grads) -> dict[str, jax.Array]:
+  """Sums of squared entries: 'all', a scalar, and 'layers', [L] in the order of the layers."""
+  def total(tree, axis_from=0):
+    return sum(jnp.sum(jnp.square(g.astype(wide(g))), axis=tuple(range(axis_from, g.ndim)))
+               for g in jax.tree.leaves(tree))
+  layers = grads['layers']
+  if layout.is_stacked(layers):
+    per_layer = {l: v for name, tree in layers.items() for l, v in zip(layout.run_ids(name), total(tree, 1))}
+  else:
+    per_layer = {int(name): total(tree) for name, tree in layers.items()}
+  in_order = jnp.stack([per_layer[l] for l in sorted(per_layer)])
+  rest = total({k: v for k, v in grads.items() if k != 'layers'})
+  return {'all': rest + jnp.sum(in_order), 'layers': in_order}

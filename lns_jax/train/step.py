@@ -1,0 +1,103 @@
+"""One optimizer update as one jitted function with donated state."""
+
+import typing
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lns_jax import sharding
+from lns_jax.config import ModelConfig, RunConfig
+from lns_jax.models import decoder
+from lns_jax.train import loss as loss_lib
+from lns_jax.train import optimizer as optimizer_lib
+from lns_jax.train import stats
+
+
+class TrainState(typing.NamedTuple):
+  """All that a step changes. `step` counts finished updates."""
+
+  params: typing.Any
+  opt_state: typing.Any
+  step: jax.Array
+
+
+def weights(batch) -> jax.Array:
+  """Loss weights [B, T] float32: given, or 1 on every token that is not padding."""
+  return batch['weights'] if 'weights' in batch else (batch['segment_ids'] > 0).astype(jnp.float32)
+
+
+def loss_sums(config: ModelConfig, params, batch, with_stats: bool = False):
+  """Summed loss, its weight, and summed per-layer statistics of one (micro-)batch.
+
+  batch: 'tokens', 'targets', 'segment_ids' int32 [B, T], optionally 'weights' float32 [B, T].
+  """
+  w_BT = weights(batch)
+  read = stats.reader(w_BT) if with_stats else lambda out: {}
+  x_BTD, kept = decoder.stream(config, params, batch['tokens'], batch['segment_ids'], read)
+  total, weight = loss_lib.cross_entropy(decoder.head(config, params, x_BTD), batch['targets'], w_BT)
+  return total, (weight, stats.stack(kept) if with_stats else {})
+
+
+def accumulate(config: ModelConfig, params, batch, parts: int, with_stats: bool):
+  """(gradient of the summed loss, loss sum, weight, statistic sums) over `parts` micro-batches.
+
+  Sums, so that a token weighs the same in whatever micro-batch it lies.
+  """
+  gradient = jax.value_and_grad(lambda p, b: loss_sums(config, p, b, with_stats), has_aux=True)
+  def one(micro):
+    (total, (weight, sums)), grads = gradient(params, micro)
+    return grads, total, weight, sums
+  if parts == 1:
+    return one(batch)
+  # Row r goes to micro-batch r mod parts: every device keeps its own rows.
+  micro = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+  first = one(jax.tree.map(lambda x: x[0], micro))
+  rest = jax.tree.map(lambda x: x[1:], micro)
+  return jax.lax.scan(lambda acc, m: (jax.tree.map(jnp.add, acc, one(m)), None), first, rest)[0]
+
+
+def make_train_step(config: RunConfig, steps: int) -> Callable:
+  """(state, batch) -> (state, metrics).
+
+  metrics: 'loss' (nats per token), 'tokens' (weight), 'grad_norm' (before clipping), 'lr' (that of this
+  update), and with layer statistics 'variance' [L+1], 'attn_ratio', 'mlp_ratio', 'layer_grad_norm' [L].
+  A non-finite loss or gradient leaves the state as it was, so that it can still be saved and examined.
+  """
+  tx = optimizer_lib.make(config.optimizer, steps)
+  rate = optimizer_lib.schedule(config.optimizer, steps)
+  with_stats = config.train.layer_stats_every > 0
+
+  def step(state: TrainState, batch):
+    grads, total, weight, sums = accumulate(config.model, state.params, batch, config.train.accumulation, with_stats)
+    scale = 1 / jnp.maximum(weight, 1)
+    grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
+    squares = stats.squares(grads)
+    metrics = {'loss': loss_lib.mean(total, weight), 'tokens': weight, 'grad_norm': jnp.sqrt(squares['all']),
+               'lr': rate(state.step)}
+    if with_stats:
+      metrics |= stats.finish(sums, weight) | {'layer_grad_norm': jnp.sqrt(squares['layers'])}
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    new = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+    good = jnp.isfinite(total) & jnp.isfinite(squares['all'])
+    return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state), metrics
+
+  return step
+
+
+def init_state(config: RunConfig, steps: int) -> TrainState:
+  """A fresh state; trace it with `abstract_state` or jit it with out_shardings, so that it is born sharded."""
+  params = decoder.init(config.model, jax.random.key(config.train.seed))
+  opt_state = optimizer_lib.make(config.optimizer, steps).init(params)
+  return TrainState(params, opt_state, jnp.zeros((), jnp.int32))
+
+
+def state_shardings(mesh, config: RunConfig, steps: int) -> TrainState:
+  """A sharding for every leaf of the state; optimizer moments lie as their parameters."""
+  tx = optimizer_lib.make(config.optimizer, steps)
+  abstract = jax.eval_shape(lambda: init_state(config, steps))
+  of_params, everywhere = sharding.params(mesh, config.model), sharding.replicated(mesh)
+  of_opt = optax.tree_utils.tree_map_params(
+      tx, lambda _, s: s, abstract.opt_state, of_params, transform_non_params=lambda _: everywhere)
+  return TrainState(of_params, of_opt, everywhere)
