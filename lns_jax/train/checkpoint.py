@@ -1,0 +1,351 @@
+"""Checkpoints of a run: saved by Orbax in the background, listed in a manifest, checked before they are restored.
+
+A checkpoint folder holds one folder a step, named by the step, with the items `params`, `opt_state`, `data` and
+`config` and a `manifest.json`. Beside them may stand `<step>.unfinished`, the marker of a step that is being
+written or deleted, and `<step>.damaged`, a step that was set aside.
+
+A step counts from the moment its manifest is there: older steps are deleted only after that, so that a kill at any
+moment leaves a whole one. A step without manifest and with a marker was interrupted and is removed at the next
+start; one without manifest and without marker is damaged.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+from etils import epath
+from jax.experimental import multihost_utils
+
+from lns_jax.config import CheckpointConfig
+from lns_jax.errors import UserError
+from lns_jax.train import manifest
+
+_ARRAYS = ('params', 'opt_state')
+_TMP = ocp.path.step.TMP_DIR_SUFFIX
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+  """What a checkpoint held: arrays as they were asked for, data position and config as plain JSON values."""
+
+  step: int
+  params: Any
+  opt_state: Any
+  data: dict
+  config: dict
+
+
+class Checkpointer:
+  """Saves and restores the state of one run. A context manager: leaving it waits for the last save.
+
+  With several processes every one makes the same calls; the first alone checks, marks and deletes.
+  """
+
+  def __init__(self, directory: epath.PathLike, settings: CheckpointConfig):
+    """Opens or creates `directory`, and removes what interrupted saves left there.
+
+    Raises:
+      UserError: `directory` cannot be written.
+    """
+    self._root = _absolute(directory)
+    self._settings = settings
+    self._primary = jax.process_index() == 0
+    self._probe()
+    if self._primary:
+      self._remove_unfinished()
+    _all_processes(True)  # nobody reads or writes before the folder is clean
+    self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+    self._worker = concurrent.futures.ThreadPoolExecutor(1, 'checkpoint')
+    self._pending: concurrent.futures.Future | None = None
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, kind, error, trace):
+    try:
+      self.close()
+    except Exception as late:
+      if error is None:
+        raise
+      logging.error('%s', late)  # the first error is the one to read
+
+  def close(self):
+    """Waits until the last save is on disk. Raises UserError when it could not be written."""
+    try:
+      self.wait()
+    finally:
+      self._worker.shutdown()
+      with contextlib.suppress(Exception):  # an error of the last save was raised above
+        self._orbax.close()
+
+  def wait(self):
+    """Waits for the save that is under way. Raises UserError when it could not be written."""
+    pending, self._pending = self._pending, None
+    if pending is not None:
+      pending.result()
+
+  def check(self):
+    """Raises the error of a background save as soon as there is one; never waits. Cheap enough for every step."""
+    if self._pending is not None and self._pending.done():
+      self.wait()
+
+  def steps(self) -> list[int]:
+    """Finished steps, rising. Says nothing of damage: `restore` does."""
+    return [s for s in _steps(self._root) if (self._root / str(s) / manifest.NAME).exists()]
+
+  def latest(self) -> int | None:
+    """The newest finished step."""
+    return max(self.steps(), default=None)
+
+  def save(self, step: int, *, params, opt_state, data: dict, config: dict):
+    """Starts to save a step and returns as soon as its arrays are copied: they may be donated or changed then.
+
+    Waits first for the save before it, if that is still under way.
+
+    Args:
+      step: updates done; larger than every step in the folder.
+      params, opt_state: trees of arrays (nested dicts with str keys, tuples, NamedTuples).
+      data: position in the data. config: the resolved settings. Both plain JSON values.
+
+    Raises:
+      UserError: this step or the save before it could not be written; earlier checkpoints are intact. Or the
+        folder holds this step or a later one.
+      ValueError: `data` or `config` would not survive JSON.
+    """
+    self.wait()
+    for name, value in (('data', data), ('config', config)):
+      if json.loads(json.dumps(value, allow_nan=False)) != value:
+        raise ValueError(f'{name} of a checkpoint must be plain JSON values, got {value!r}.')
+    newest = max(_steps(self._root), default=-1)
+    if step <= newest:
+      raise UserError(f'checkpoint {self._root / str(newest)} is there already, so that step {step} is not saved '
+                      'over it; another folder, or that one moved away, would do.')
+    items = {n: ocp.args.StandardSave(t) for n, t in zip(_ARRAYS, (params, opt_state))}
+    items |= {'data': ocp.args.JsonSave(data), 'config': ocp.args.JsonSave(config)}
+    with self._explained(step):
+      if self._primary:
+        self._marker(step).touch()
+      self._orbax.save(self._root / str(step), args=ocp.args.Composite(**items))
+    self._pending = self._worker.submit(self._finish, step)
+
+  def restore(self, like_params, like_opt_state, *, step: int | None = None) -> Restored | None:
+    """The newest sound step, or the one asked for; None when the folder holds none.
+
+    A damaged step newer than it is set aside as `<step>.damaged`, with a warning that names the file.
+
+    Args:
+      like_params, like_opt_state: trees of jax.ShapeDtypeStruct (or arrays) with the sharding to restore to, on
+        any number of devices. The results have the same tree types.
+
+    Raises:
+      UserError: every step, or the one asked for, is damaged; or shape, type or name of a leaf differ.
+    """
+    self.wait()
+    _written(self._root, step)  # refuses an absent step on every process alike
+    found, damaged = None, {}
+    if self._primary:
+      found, damaged = _newest_sound(self._root, step, self._settings.checksums)
+    chosen = _from_primary(-1 if found is None else found)
+    if chosen < 0:
+      _refuse_damaged(self._root, _from_primary(int(bool(damaged))), damaged)
+      return None
+    for bad in damaged:
+      self._set_aside(bad)
+    path, like = self._root / str(chosen), dict(zip(_ARRAYS, (like_params, like_opt_state)))
+    for name in _ARRAYS:
+      _check_leaves(path, name, like[name])
+    items = {n: ocp.args.StandardRestore(jax.tree.map(_abstract, t)) for n, t in like.items()}
+    return Restored(chosen, **_read(path, **items, data=ocp.args.JsonRestore(), config=ocp.args.JsonRestore()))
+
+  def _probe(self):
+    probe = self._root / f'.probe-{jax.process_index()}-{os.getpid()}'
+    try:
+      self._root.mkdir(parents=True, exist_ok=True)
+      probe.touch()
+      probe.unlink()
+    except OSError as e:
+      raise UserError(f'checkpoint folder {self._root} cannot be written: {_cause(e)}.') from e
+
+  def _marker(self, step: int) -> epath.Path:
+    return self._root / f'{step}.unfinished'
+
+  def _remove_unfinished(self):
+    for marker in self._root.glob('*.unfinished'):
+      step = int(marker.stem)
+      if not (self._root / marker.stem / manifest.NAME).exists():
+        logging.warning('Checkpoint %s was interrupted and is removed.', self._root / marker.stem)
+        self._discard(step)
+      marker.unlink()
+
+  def _discard(self, step: int):
+    for path in (self._root / str(step), *self._root.glob(f'{step}{_TMP}*')):
+      if path.exists():
+        path.rmtree()
+
+  def _finish(self, step: int):
+    """Runs in the worker: waits for Orbax's commit, then lists the step, then deletes what is too old."""
+    with self._explained(step):
+      self._orbax.wait_until_finished()
+      if self._primary:
+        manifest.write(self._root / str(step), checksums=self._settings.checksums)
+        self._marker(step).unlink()
+    if self._primary:
+      self._delete_old()
+
+  def _delete_old(self):
+    steps, every = self.steps(), self._settings.keep_every
+    for step in steps[:-self._settings.keep]:
+      if not every or step % every:
+        self._marker(step).touch()  # from here on the step is taken for unfinished, as soon as its manifest is gone
+        (self._root / str(step) / manifest.NAME).unlink()
+        self._discard(step)
+        self._marker(step).unlink()
+
+  @contextlib.contextmanager
+  def _explained(self, step: int):
+    """Turns a failure to write `step` into one sentence, and gives back the room its parts took."""
+    try:
+      yield
+    except Exception as e:
+      if self._primary:
+        with contextlib.suppress(OSError):
+          self._discard(step)
+          self._marker(step).unlink(missing_ok=True)
+      raise UserError(f'checkpoint {self._root / str(step)} could not be written: {_cause(e)}; '
+                      'earlier checkpoints are intact.') from e
+
+  def _set_aside(self, step: int):
+    name = f'{step}.damaged'
+    tries = (self._root / (f'{name}-{n}' if n else name) for n in range(10**6))
+    target = next(t for t in tries if not t.exists())
+    (self._root / str(step)).rename(target)
+    logging.warning('Checkpoint %s is set aside as %s.', self._root / str(step), target.name)
+
+
+def load_config(directory: epath.PathLike, step: int | None = None) -> tuple[int, dict]:
+  """Step and config of the newest sound checkpoint in `directory`, or of `step`. Reads no array, changes nothing.
+
+  Raises:
+    UserError: there is no sound checkpoint.
+  """
+  chosen = _choose(directory, step, 'config')
+  return chosen, _read(_absolute(directory) / str(chosen), config=ocp.args.JsonRestore())['config']
+
+
+def load_params(directory: epath.PathLike, *, step: int | None = None, like=None):
+  """Parameters of the newest sound checkpoint in `directory`, or of `step`. Changes nothing, reads only them.
+
+  Args:
+    like: tree of jax.ShapeDtypeStruct with sharding to restore to; None: numpy arrays as they were saved, whatever
+      the devices that saved them.
+
+  Raises:
+    UserError: there is no sound checkpoint, or shape, type or name of a leaf differ from `like`.
+  """
+  path = _absolute(directory) / str(_choose(directory, step, 'params'))
+  if like is not None:
+    _check_leaves(path, 'params', like)
+    return _read(path, params=ocp.args.StandardRestore(jax.tree.map(_abstract, like)))['params']
+  # The stored sharding names devices that need not exist here.
+  to_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), _metadata(path / 'params'))
+  return _read(path, params=ocp.args.PyTreeRestore(restore_args=to_numpy))['params']
+
+
+def _absolute(directory: epath.PathLike) -> epath.Path:
+  return epath.Path(directory).expanduser().absolute()
+
+
+def _steps(root: epath.Path) -> list[int]:
+  return sorted(int(p.name) for p in root.iterdir() if p.name.isdecimal()) if root.exists() else []
+
+
+def _written(root: epath.Path, step: int | None) -> list[int]:
+  """Steps that are not being written or deleted, rising; only `step`, if given, which must be among them."""
+  steps = [s for s in _steps(root) if not (root / f'{s}.unfinished').exists()]
+  if step is None:
+    return steps
+  if step not in steps:
+    raise UserError(f'{root} holds no checkpoint of step {step}, only of: {", ".join(map(str, steps)) or "none"}.')
+  return [step]
+
+
+def _newest_sound(root, step, checksums, under='') -> tuple[int | None, dict[int, str]]:
+  """The newest undamaged step (only `step` is tried, if given), and what is wrong with each one newer than it."""
+  damaged = {}
+  for s in reversed(_written(root, step)):
+    wrong = manifest.damage(root / str(s), checksums=checksums, under=under)
+    if not wrong:
+      return s, damaged
+    damaged[s] = wrong
+    logging.warning('Checkpoint %s is damaged: %s.', root / str(s), wrong)
+  return None, damaged
+
+
+def _refuse_damaged(root, any_damaged, damaged):
+  if any_damaged:
+    which = '; '.join(f'{s}: {wrong}' for s, wrong in damaged.items()) or 'the log of process 0 names it'
+    raise UserError(f'no checkpoint in {root} is sound ({which}); another folder, or the damaged ones moved away, '
+                    'would start afresh.')
+
+
+def _choose(directory, step, under) -> int:
+  root = _absolute(directory)
+  found, damaged = _newest_sound(root, step, True, under)
+  _refuse_damaged(root, found is None and bool(damaged), damaged)
+  if found is None:
+    raise UserError(f'{root} holds no checkpoint.')
+  return found
+
+
+def _read(path: epath.Path, **items) -> dict[str, Any]:
+  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+    return dict(reader.restore(path, args=ocp.args.Composite(**items)).items())
+
+
+def _metadata(path: epath.Path):
+  return ocp.StandardCheckpointHandler().metadata(path).tree
+
+
+def _abstract(leaf) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def _leaves(tree) -> dict[str, str]:
+  """'layers/7/attn/q' -> '(64, 64) float32'."""
+  return {jax.tree_util.keystr(path, simple=True, separator='/'): f'{tuple(leaf.shape)} {np.dtype(leaf.dtype)}'
+          for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _check_leaves(path: epath.Path, item: str, like):
+  """Refuses `like` when a leaf is missing, extra, or of another shape or type: Orbax would cast types in silence."""
+  saved, asked = _leaves(_metadata(path / item)), _leaves(like)
+  for name in sorted(saved | asked):
+    if saved.get(name) != asked.get(name):
+      raise UserError(f'checkpoint {path} has {saved.get(name, "nothing")} at {item}/{name} where '
+                      f'{asked.get(name, "nothing")} was asked for.')
+
+
+def _cause(error: Exception) -> str:
+  """The operating system's words for why a file could not be written, if there are any."""
+  if isinstance(error, OSError) and error.strerror:
+    return error.strerror
+  words = re.search(r'OS error \d+: (?:[A-Z]+ )?([^\]]+)', str(error))
+  return words[1].strip() if words else (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _all_processes(ok: bool) -> bool:
+  """Whether `ok` holds on every process; waits for all."""
+  return ok if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.array(ok)).all())
+
+
+def _from_primary(value: int) -> int:
+  """Process 0's value, on every process."""
+  return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.array(value)))
