@@ -13,6 +13,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import logging as stdlib_logging
 import os
 import re
 from typing import Any
@@ -62,6 +63,7 @@ class Checkpointer:
     if self._primary:
       self._remove_unfinished()
     _all_processes(True)  # nobody reads or writes before the folder is clean
+    logging.get_absl_logger().addFilter(_worth_reading)
     self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
     self._worker = concurrent.futures.ThreadPoolExecutor(1, 'checkpoint')
     self._pending: concurrent.futures.Future | None = None
@@ -216,9 +218,8 @@ class Checkpointer:
       yield
     except Exception as e:
       if self._primary:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # other threads of Orbax may still write: the marker stays for the next start
           self._discard(step)
-          self._marker(step).unlink(missing_ok=True)
       raise UserError(f'checkpoint {self._root / str(step)} could not be written: {_cause(e)}; '
                       'earlier checkpoints are intact.') from e
 
@@ -269,7 +270,8 @@ def _steps(root: epath.Path) -> list[int]:
 
 def _written(root: epath.Path, step: int | None) -> list[int]:
   """Steps that are not being written or deleted, rising; only `step`, if given, which must be among them."""
-  steps = [s for s in _steps(root) if not (root / f'{s}.unfinished').exists()]
+  steps = [s for s in _steps(root)
+           if (root / str(s) / manifest.NAME).exists() or not (root / f'{s}.unfinished').exists()]
   if step is None:
     return steps
   if step not in steps:
@@ -333,12 +335,17 @@ def _check_leaves(path: epath.Path, item: str, like):
                       f'{asked.get(name, "nothing")} was asked for.')
 
 
+def _worth_reading(record) -> bool:
+  """Whether a log record is not one of Orbax's reports of progress or of errors, which it raises as well."""
+  return record.levelno == stdlib_logging.WARNING or not record.pathname.startswith(os.path.dirname(ocp.__file__))
+
+
 def _cause(error: Exception) -> str:
   """The operating system's words for why a file could not be written, if there are any."""
   if isinstance(error, OSError) and error.strerror:
     return error.strerror
-  words = re.search(r'OS error \d+: (?:[A-Z]+ )?([^\]]+)', str(error))
-  return words[1].strip() if words else (str(error).strip().splitlines() or [type(error).__name__])[0]
+  code = re.search(r"os_error_code='(\d+)'", str(error))  # as TensorStore reports it
+  return os.strerror(int(code[1])) if code else (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _all_processes(ok: bool) -> bool:
