@@ -1,4 +1,4 @@
-"""The one error type that a user is meant to read, and how names are suggested."""
+"""What a run tells its user when it stops early, and how names are suggested."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,6 +6,10 @@ from collections.abc import Iterable
 
 class UserError(ValueError):
   """Something the user can mend. The message is one sentence: what is wrong, where, the nearest right thing."""
+
+
+class Preempted(Exception):
+  """The run was told to stop and has saved; a relaunch continues it. Programs end with code 75 (EX_TEMPFAIL)."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

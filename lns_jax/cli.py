@@ -1,0 +1,129 @@
+"""What all command-line programs share: configs by name, errors in one sentence, one JSON object at the end."""
+
+import dataclasses
+import json
+import logging as python_logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from lns_jax import config as config_lib
+from lns_jax import presets
+from lns_jax.errors import Preempted, UserError, nearest
+
+HELP = ('--help', '-help', '--helpfull', '-h', '--helpshort')
+
+
+def define_config(default: str | None = None):
+  """Defines --config and its --config.x.y overrides. Read it with `presets.resolve(holder.value)`."""
+  return config_flags.DEFINE_config_file('config', default and str(presets.config_path(default)),
+                                         'Name of a shipped config, or a Python file with get_config().')
+
+
+def _check_override(key: str):
+  """Refuses --config.a.b when there is no such setting."""
+  known = config_lib.defaults()
+  parts = key.split('.')
+  for i, part in enumerate(parts):
+    if not isinstance(known, dict) or part not in known:
+      where = '.'.join(['config', *parts[:i]])
+      raise UserError(f'{where} has no setting {part!r}.{nearest(part, known if isinstance(known, dict) else ())}')
+    known = known[part]
+  if isinstance(known, dict):
+    raise UserError(f'config.{key} is a group of settings; name one of them: {", ".join(known)}.')
+
+
+def _prepare(argv: Sequence[str]) -> list[str]:
+  """Checks flag names and turns --config=NAME into a path, so that absl meets only what it can parse."""
+  known = {name for name in flags.FLAGS} | {'config'}
+  prepared, config_first = [argv[0]], []
+  arguments = iter(argv[1:])
+  for argument in arguments:
+    if not argument.startswith('-'):
+      raise UserError(f'unexpected argument {argument!r}; settings are given as --name=value.')
+    name, equals, value = argument.lstrip('-').partition('=')
+    top = name.split('.')[0]
+    if top not in known and top.removeprefix('no') not in known:
+      raise UserError(f'there is no flag --{top}.{nearest(top, _own_flags())}')
+    if not equals and (top == 'config' or not flags.FLAGS[top.removeprefix('no') if top not in known else top].boolean):
+      value = next(arguments, None)
+      if value is None:
+        raise UserError(f'--{name} needs a value: --{name}=VALUE.')
+      argument = f'--{name}={value}'
+    if name == 'config':
+      config_first.append(f'--config={presets.config_path(value)}')
+      continue
+    if top == 'config':
+      _check_override(name.removeprefix('config.'))
+    prepared.append(argument)
+  # Overrides need the file first, whatever the order they were typed in.
+  return [prepared[0], *config_first, *prepared[1:]]
+
+
+def _own_flags() -> list[str]:
+  main = flags.FLAGS.get_key_flags_for_module(sys.argv[0]) or flags.FLAGS.get_key_flags_for_module('__main__')
+  return [f.name for f in main] + (['config'] if 'config' in flags.FLAGS else [])
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+  if any(a in HELP for a in argv[1:]):
+    print(sys.modules['__main__'].__doc__ or '')
+    print(flags.FLAGS.get_help() if '--helpfull' in argv else flags.FLAGS.main_module_help())
+    if 'config' in flags.FLAGS:
+      print(f'\n  --config: one of {", ".join(presets.config_names())}; or a Python file with get_config().\n')
+      print('\n'.join(_settings(config_lib.RunConfig, '--config.')))
+    sys.exit(0)
+  try:
+    return flags.FLAGS(_prepare(argv))
+  except UserError as e:
+    _fail(e)
+  except (flags.Error, AttributeError, KeyError, IndexError, TypeError, ValueError) as e:
+    _fail(str(e).splitlines()[0] if str(e) else type(e).__name__)
+
+
+def _settings(cls, prefix: str) -> list[str]:
+  """One line a setting: name, declared default, meaning."""
+  lines = []
+  for f in dataclasses.fields(cls):
+    if 'doc' in f.metadata:
+      lines.append(f'  {prefix}{f.name}={f.default!r}: {f.metadata["doc"]}')
+    else:
+      lines += _settings(f.type, f'{prefix}{f.name}.')
+  return lines
+
+
+def _fail(message) -> None:
+  print(f'error: {message}', file=sys.stderr, flush=True)
+  sys.exit(1)
+
+
+def _quiet():
+  """Leaves a user's terminal to our own lines: libraries speak up from warnings on."""
+  logging.use_absl_handler()
+  logging.set_verbosity(logging.INFO if os.environ.get('LNS_JAX_VERBOSE') else logging.WARNING)
+  python_logging.getLogger('jax').setLevel(python_logging.ERROR)
+
+
+def run(main: Callable[[], dict | None]):
+  """Runs an absl main that takes no arguments and prints the dict that it returns as the last line of stdout.
+
+  Exit codes: 0, 1 (an error of the user's, one sentence on stderr), 75 (preempted: run it again), 130 (Ctrl-C).
+  """
+  def guarded(_):
+    _quiet()
+    try:
+      result = main()
+    except UserError as e:
+      _fail(e)
+    except Preempted as e:
+      print(f'preempted: {e}', file=sys.stderr, flush=True)
+      sys.exit(75)
+    except KeyboardInterrupt:
+      print('interrupted; the last checkpoint is intact, run the same command again to go on.', file=sys.stderr)
+      sys.exit(130)
+    if result is not None:
+      print(json.dumps(result, allow_nan=False), flush=True)
+  app.run(guarded, flags_parser=_parse)

@@ -1,0 +1,80 @@
+"""metrics.jsonl, TensorBoard and the progress bar of a run. Only process 0 writes."""
+
+import json
+import math
+import os
+import pathlib
+
+import jax
+import numpy as np
+import tqdm
+
+
+def finite(value):
+  """JSON has no NaN: non-finite numbers become None, arrays become lists."""
+  if isinstance(value, dict):
+    return {k: finite(v) for k, v in value.items()}
+  if isinstance(value, (list, tuple, np.ndarray)) and np.ndim(value):
+    return [finite(v) for v in value]
+  if isinstance(value, (bool, str, int)) or value is None:
+    return value
+  value = float(value)
+  return value if math.isfinite(value) else None
+
+
+def read(path: pathlib.Path) -> list[dict]:
+  """Lines of a metrics.jsonl; a last line that a kill cut short is left out."""
+  if not path.exists():
+    return []
+  lines = path.read_text().splitlines()
+  records = []
+  for i, line in enumerate(lines):
+    try:
+      records.append(json.loads(line))
+    except json.JSONDecodeError:
+      if i + 1 < len(lines):
+        raise
+  return records
+
+
+class Writer:
+  """Appends records by step, after dropping what a killed run had written past `start_step`."""
+
+  def __init__(self, workdir: pathlib.Path, start_step: int, tensorboard: bool):
+    self._file = self._board = None
+    if jax.process_index():
+      return
+    path = workdir / 'metrics.jsonl'
+    kept = [r for r in read(path) if r['step'] <= start_step]
+    partial = path.with_suffix('.tmp')
+    partial.write_text(''.join(json.dumps(r) + '\n' for r in kept))
+    os.replace(partial, path)
+    self._file = path.open('a', buffering=1)
+    if tensorboard:
+      import tensorboardX
+      self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'), purge_step=start_step or None)
+
+  def write(self, step: int, record: dict):
+    """One line {'step': step, ...}; vectors go to TensorBoard as one scalar an entry."""
+    if self._file is None:
+      return
+    record = finite(record)
+    self._file.write(json.dumps({'step': step, **record}) + '\n')
+    if self._board is None:
+      return
+    for name, value in record.items():
+      entries = {f'{name}/{i}': v for i, v in enumerate(value)} if isinstance(value, list) else {name: value}
+      for tag, scalar in entries.items():
+        if isinstance(scalar, (int, float)):
+          self._board.add_scalar(tag, scalar, step)
+
+  def close(self):
+    for sink in (self._file, self._board):
+      if sink is not None:
+        sink.close()
+
+
+def bar(total: int, initial: int, description: str) -> tqdm.tqdm:
+  """A bar on stderr: steps done, ETA, and a postfix; at most two lines a second, none on other processes."""
+  return tqdm.tqdm(total=total, initial=initial, desc=description, unit='step', mininterval=0.5, dynamic_ncols=True,
+                   disable=jax.process_index() != 0)

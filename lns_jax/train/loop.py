@@ -1,0 +1,191 @@
+"""A training run: prepare, restore, step, log, evaluate, save; stop loudly when numbers go bad."""
+
+import contextlib
+import pathlib
+import signal
+import time
+
+import jax
+import numpy as np
+
+from lns_jax import config as config_lib
+from lns_jax import sharding
+from lns_jax.config import RunConfig
+from lns_jax.data import pipeline, prepare
+from lns_jax.errors import Preempted, UserError
+from lns_jax.models import layout
+from lns_jax.train import checkpoint, evaluate, log, mfu, nonfinite, resume, run_info
+from lns_jax.train import step as step_lib
+from lns_jax.train.run import Run, say
+
+LAYER_STATS = ('variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm')
+
+
+def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
+  """Checks everything that can be known before long work, prepares the data, and writes run_info.json."""
+  mesh = sharding.make_mesh(config.mesh)
+  parts = sharding.batch_parts(mesh) * config.train.accumulation
+  config_lib.check_batch('train.batch_size', config.train.batch_size, parts, 'devices x micro-batches')
+  primary = jax.process_index() == 0
+  dataset = pipeline.open(prepare.prepare(config.data, config.model.vocab_size, progress=primary))
+  V = dataset.tokenizer.vocab_size
+  if V > config.model.vocab_size:
+    raise UserError(f'the tokenizer has {V} tokens but model.vocab_size is {config.model.vocab_size}; '
+                    f'set --config.model.vocab_size={V} or more.')
+  steps = config_lib.num_steps(config, dataset.num_rows('train'))
+  resume.check_config(workdir, config, dataset.hash)
+  shardings = step_lib.state_shardings(mesh, config, steps)
+  if primary:
+    run_info.write_json(workdir / 'run_info.json', run_info.collect(config_lib.to_dict(config), dataset.hash))
+    dataset.tokenizer.save(workdir / 'tokenizer')
+  return Run(config, workdir, dataset, mesh, steps, shardings)
+
+
+class Signals:
+  """SIGTERM asks for a save and a stop at the next step; a second one ends the process at once."""
+
+  def __enter__(self):
+    self.stop = False
+    def handler(number, frame):
+      self.stop = True
+      signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+      self._old = signal.signal(signal.SIGTERM, handler)
+    except ValueError:  # not in the main thread: a notebook's
+      self._old = None
+    return self
+
+  def __exit__(self, *_):
+    if self._old is not None:
+      signal.signal(signal.SIGTERM, self._old)
+
+
+def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
+  """Trains until the last step, going on from what `workdir` holds.
+
+  Returns {'loss', 'perplexity', 'bits_per_byte', 'tokens' (of the evaluation), 'step', 'train_loss',
+  'train_tokens', 'tokens_per_second', 'params', 'seconds', 'compile_seconds'}, which is result.json too.
+
+  Raises:
+    UserError: settings, data or checkpoints are not usable; or the loss or gradient became non-finite, in
+      which case the last good checkpoint is kept and the first bad layer and the batch are named.
+    Preempted: after SIGTERM, once the state is saved.
+  """
+  workdir = resume.open_workdir(workdir)
+  start = time.perf_counter()
+  run = set_up(config, workdir)
+  with Signals() as signals, checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver:
+    state, position = resume.restore_or_init(run, saver)
+    say(f'{workdir}: compiling for {jax.device_count()} x {jax.devices()[0].device_kind}')
+    train_step = run.compile_train_step()
+    compiled = time.perf_counter()
+    with contextlib.closing(log.Writer(workdir, position['step'], config.train.tensorboard)) as writer:
+      result = Trainer(run, train_step, state, position, saver, writer, signals).fit()
+  result |= {'seconds': time.perf_counter() - start, 'compile_seconds': compiled - start}
+  if jax.process_index() == 0:
+    run_info.write_json(workdir / 'result.json', log.finite(result))
+  return result
+
+
+class Trainer:
+  """The loop over steps. Metrics of step k are read while step k + 1 runs, so that the device never waits."""
+
+  def __init__(self, run: Run, train_step, state, position: dict, saver, writer: log.Writer, signals: Signals):
+    self.run, self.train_step, self.eval_step = run, train_step, run.eval_step()
+    self.state, self.saver, self.writer, self.signals = state, saver, writer, signals
+    self.position = position  # {'step', 'tokens'}: Python integers, which never wrap
+    self.peak, self.peak_source = mfu.peak_flops()
+    self.flops_per_token = mfu.flops_per_token(run.config.model, run.config.data.seq_len)
+    self.last = {}
+    self.rates = []
+
+  def fit(self) -> dict:
+    """Runs to the last step; returns the final evaluation and totals."""
+    run, t = self.run, self.run.config.train
+    start = self.position['step']
+    if start < run.steps:
+      batches = iter(run.dataset.train_batches(
+          run.config.data.seed, t.batch_size, start_step=start, num_steps=run.steps - start,
+          process_index=jax.process_index(), process_count=jax.process_count(),
+          read_threads=run.config.data.read_threads))
+      with sharding.use(run.mesh), log.bar(run.steps, start, run.workdir.name or 'train') as self.bar:
+        self._steps(batches, start)
+    final = self.evaluate()
+    return {**final, 'step': run.steps, 'train_loss': self.last.get('loss'), 'train_tokens': self.position['tokens'],
+            'tokens_per_second': float(np.median(self.rates)) if self.rates else None,
+            'params': sum(x.size for x in jax.tree.leaves(self.state.params))}
+
+  def _steps(self, batches, start: int):
+    run, pending = self.run, None
+    self.clock = time.perf_counter()
+    for step in range(start + 1, run.steps + 1):
+      batch = evaluate.place(run.mesh, next(batches))
+      self.state, metrics = self.train_step(self.state, batch)
+      if pending:
+        self.read(*pending)
+      pending = (step, metrics, batch)
+      self.saver.check()
+      stop = self.signals.stop
+      saving = stop or step == run.steps or self._due(run.config.checkpoint.every, step)
+      evaluating = step < run.steps and self._due(run.config.eval.every, step)
+      if saving or evaluating:
+        self.read(*pending)  # a checkpoint is written only after its own step's metrics are known to be finite
+        pending = None
+      if saving:
+        self.save(step)
+      if stop and step < run.steps:
+        self.saver.wait()
+        raise Preempted(f'saved step {step} of {run.steps} in {run.workdir}; the same command goes on from there.')
+      if evaluating:
+        self.evaluate()
+        self.clock = time.perf_counter()
+
+  @staticmethod
+  def _due(every: int, step: int) -> bool:
+    return bool(every) and step % every == 0
+
+  def read(self, step: int, metrics, batch):
+    """Fetches one step's metrics, counts, logs, and stops the run when they are not finite."""
+    metrics = jax.device_get(metrics)
+    now = time.perf_counter()
+    seconds, self.clock = now - self.clock, now
+    if not (np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm'])):
+      nonfinite.stop(self.run, self.state.params, step, metrics, batch, self.saver.latest())
+    tokens = int(metrics['tokens'])
+    self.position = {'step': step, 'tokens': self.position['tokens'] + tokens}
+    rate = self.run.config.train.batch_size * self.run.config.data.seq_len / seconds
+    self.rates.append(rate)
+    share = rate * self.flops_per_token / self.peak
+    self.last = {k: float(v) for k, v in metrics.items() if k not in LAYER_STATS}
+    self.bar.set_postfix_str(f"loss {self.last['loss']:.4f}, {rate:,.0f} tokens/s, MFU {share:.1%}", refresh=False)
+    self.bar.update()
+    if not tokens:
+      say(f'step {step}: every target of the batch is masked, so it changed nothing.')
+    t = self.run.config.train
+    record = {}
+    if self._due(t.log_every, step) or step in (1, self.run.steps):
+      record = {**self.last, 'tokens': self.position['tokens'], 'tokens_per_second': rate, 'mfu': share}
+    if self._due(t.layer_stats_every, step) or (t.layer_stats_every and step in (1, self.run.steps)):
+      record |= {k: metrics[k] for k in LAYER_STATS}
+    if record:
+      self.writer.write(step, record)
+
+  def save(self, step: int):
+    """Starts an asynchronous checkpoint of the present state in the canonical layout."""
+    if self.saver.latest() == step:
+      return
+    canonical = jax.jit(layout.unstack)((self.state.params, self.state.opt_state)) \
+        if self.run.config.model.loop == 'scan' else (self.state.params, self.state.opt_state)
+    self.saver.save(step, params=canonical[0], opt_state=canonical[1],
+                    data={**self.position, 'corpus_hash': self.run.dataset.hash},
+                    config=config_lib.to_dict(self.run.config))
+
+  def evaluate(self) -> dict:
+    """Evaluates the present parameters on the validation split and logs it."""
+    run, settings = self.run, self.run.config.eval
+    rows = evaluate.batch_size(run.mesh, settings.batch_size or run.config.train.batch_size)
+    result = evaluate.evaluate(self.eval_step, self.state.params, run.dataset, run.mesh, rows=rows,
+                               max_tokens=settings.max_tokens)
+    self.writer.write(self.position['step'], {f'val_{k}': v for k, v in result.items()})
+    say(f"step {self.position['step']}: validation loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}")
+    return result

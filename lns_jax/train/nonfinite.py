@@ -1,0 +1,37 @@
+"""What a run says when its loss or gradient is no longer finite: the first bad place and the rows that led to it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lns_jax.config import ModelConfig
+from lns_jax.errors import UserError
+from lns_jax.models import decoder
+from lns_jax.train.run import Run
+
+
+def stop(run: Run, params, step: int, metrics: dict, batch, last_checkpoint: int | None):
+  """Raises UserError. `params` are the last good ones: a bad step updates nothing."""
+  where = first_bad(run.config.model, params, batch)
+  if where is None:
+    grads = metrics.get('layer_grad_norm', ())
+    bad = [l for l, g in zip(run.config.model.layer_ids, grads) if not np.isfinite(g)]
+    where = f'the gradient of layer {bad[-1]}' if bad else 'the gradient'
+  B = run.config.train.batch_size
+  kept = 'there is no checkpoint yet' if last_checkpoint is None else f'the last checkpoint is of step {last_checkpoint}'
+  raise UserError(f"step {step}: loss {metrics['loss']} and gradient norm {metrics['grad_norm']} are not both finite, "
+                  f'first in {where}, on rows {(step - 1) * B} to {step * B - 1} of the shuffled order; '
+                  f'nothing was updated and {kept}.')
+
+
+def first_bad(config: ModelConfig, params, batch) -> str | None:
+  """Name of the first place of the forward pass that is not finite; None when all of it is."""
+  def check(params, batch):
+    bad = lambda x: ~jnp.all(jnp.isfinite(x))
+    x_BTD, kept = decoder.stream(config, params, batch['tokens'], batch['segment_ids'], lambda out: {'bad': bad(out['out'])})
+    return {l: k['bad'] for l, k in kept.items()}, bad(decoder.head(config, params, x_BTD))
+  per_layer, head = jax.device_get(jax.jit(check)(params, batch))
+  for l, bad in per_layer.items():
+    if bad:
+      return f'layer {l}' if l else 'the embedding'
+  return 'the head' if head else None

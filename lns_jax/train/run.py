@@ -1,0 +1,65 @@
+"""What a run is made of besides its state, and how that state comes to be."""
+
+import dataclasses
+import pathlib
+import sys
+import typing
+
+import jax
+import numpy as np
+
+from lns_jax import sharding
+from lns_jax.config import RunConfig
+from lns_jax.train import evaluate
+from lns_jax.train import step as step_lib
+
+
+def say(text: str):
+  """A line for the user on stderr, from process 0."""
+  if jax.process_index() == 0:
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """Settings, folder, data, mesh, length, and the sharding of every leaf of the state."""
+
+  config: RunConfig
+  workdir: pathlib.Path
+  dataset: typing.Any
+  mesh: jax.sharding.Mesh
+  steps: int
+  shardings: step_lib.TrainState
+
+  def canonical(self) -> 'Run':
+    """The same run with the unrolled layout, in which checkpoints are written."""
+    model = dataclasses.replace(self.config.model, loop='unrolled')
+    config = dataclasses.replace(self.config, model=model)
+    return dataclasses.replace(
+        self, config=config, shardings=step_lib.state_shardings(self.mesh, config, self.steps))
+
+  def abstract_state(self) -> step_lib.TrainState:
+    """Shapes, types and shardings of the state."""
+    shapes = jax.eval_shape(lambda: step_lib.init_state(self.config, self.steps))
+    return jax.tree.map(
+        lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, self.shardings)
+
+  def fresh_state(self) -> step_lib.TrainState:
+    """The initial state, born sharded."""
+    with sharding.use(self.mesh):
+      return jax.jit(lambda: step_lib.init_state(self.config, self.steps), out_shardings=self.shardings)()
+
+  def compile_train_step(self):
+    """Compiled (state, batch) -> (state, metrics), ahead of time, so that a failure comes early."""
+    where = sharding.batch(self.mesh)
+    shape = (self.config.train.batch_size, self.config.data.seq_len)
+    row = jax.ShapeDtypeStruct(shape, np.int32, sharding=where)
+    jitted = jax.jit(
+        step_lib.make_train_step(self.config, self.steps), donate_argnums=0, in_shardings=(self.shardings, where),
+        out_shardings=(self.shardings, sharding.replicated(self.mesh)))
+    with sharding.use(self.mesh):
+      return jitted.lower(self.abstract_state(), {k: row for k in ('tokens', 'targets', 'segment_ids')}).compile()
+
+  def eval_step(self):
+    """Jitted evaluation of a batch, see `lns_jax.train.evaluate`."""
+    return evaluate.make_eval_step(self.config.model, self.mesh, self.shardings.params)
