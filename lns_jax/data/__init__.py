@@ -1,0 +1,1 @@
+"""Text into rows of tokens: sources, tokenizers, packing, preparation, the Grain pipeline."""
