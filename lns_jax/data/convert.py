@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import pathlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from lns_jax.data import packing, readers, rows, tokenizers
+from lns_jax.errors import UserError
 
 SPLITS = ('train', 'validation')
 BATCH_CHARS = 1 << 20  # text that is tokenised in one call
@@ -24,7 +26,7 @@ class Job:
   seq_len: int
   packing: str
   add_bos: bool
-  text_field: str
+  options: readers.Options
   validation_fraction: float
 
 
@@ -34,36 +36,65 @@ def split_of(document_id: str, fraction: float) -> str:
   return 'validation' if number < fraction * 2**64 else 'train'
 
 
-@functools.cache
+@functools.lru_cache(1)
 def _tokenizer(folder: str) -> tokenizers.Tokenizer:
   return tokenizers.load(folder)
 
 
-class _Split:
-  """One split of one part: packs its documents, writes its file, counts."""
+@dataclasses.dataclass(frozen=True)
+class Piece:
+  """Ids of a document or of a stretch of one, without specials; `size` in bytes of text."""
 
-  def __init__(self, path: pathlib.Path, job: Job, tokenizer: tokenizers.Tokenizer):
+  split: str
+  ids: np.ndarray
+  size: int
+  first: bool
+  last: bool
+
+
+class _Split:
+  """One split of one part: completes its documents, packs them, writes its file, counts."""
+
+  def __init__(self, path: pathlib.Path, budget: int, job: Job, tokenizer: tokenizers.Tokenizer):
     self._packer = packing.MAKERS[job.packing](job.seq_len, tokenizer.eos_id)
     self._writer = rows.Writer(path, packing.id_dtype(tokenizer.vocab_size))
-    self._ids = 0
-    self.counts = Counter(documents=0, bytes=0, tokens=0, rows=0, tokens_cut=0, too_short=0)
+    self._bos = tokenizer.bos_id if job.add_bos else None
+    self._eos = tokenizer.eos_id
+    self._left = budget or math.inf
+    self._length = 0  # ids of the open document so far
+    self._counts = dict.fromkeys(('documents', 'bytes', 'tokens', 'rows', 'tokens_cut', 'too_short'), 0)
 
-  def add(self, ids: np.ndarray, end: bool) -> None:
-    self._ids += len(ids)
-    self._write(self._packer.add(ids, end))
-    if end:
-      self.counts['too_short' if self._ids < 2 else 'documents'] += 1
-      self._ids = 0
+  def add(self, piece: Piece) -> bool:
+    """Takes the next piece; False: it is not taken, since it or one before it did not fit the budget."""
+    ids = piece.ids
+    starts = ids.size and ids[0] == self._bos  # token shards may carry theirs
+    if piece.first and self._bos is not None and not starts:
+      ids = np.concatenate([np.array([self._bos], np.int32), ids])
+    if piece.last and self._eos is not None:
+      ids = np.concatenate([ids, np.array([self._eos], np.int32)])
+    # Documents of a part with a budget are short, so that each is one piece.
+    if len(ids) - piece.first > self._left:
+      self._left = 0
+      return False
+    self._left -= len(ids) - piece.first
+    self._length += len(ids)
+    self._counts['bytes'] += piece.size
+    self._write(self._packer.add(ids, piece.last))
+    if piece.last:
+      self._counts['too_short' if self._length < 2 else 'documents'] += 1
+      self._length = 0
+    return True
 
   def _write(self, packed: Iterable[packing.Row]) -> None:
     for row in packed:
       self._writer.write(row)
-      self.counts['tokens'] += sum(len(piece) - 1 for piece in row)
+      self._counts['tokens'] += sum(len(piece) - 1 for piece in row)
 
-  def close(self) -> None:
+  def close(self) -> dict[str, int]:
+    """Finishes the file and returns the counts."""
     self._write(self._packer.flush())
     self._writer.close()
-    self.counts.update(rows=self._writer.rows, tokens_cut=self._packer.cut)
+    return self._counts | {'rows': self._writer.rows, 'tokens_cut': self._packer.cut}
 
 
 def part_file(folder, index: int, split: str) -> pathlib.Path:
@@ -86,67 +117,62 @@ def convert(index: int, part: readers.Part, job: Job) -> dict[str, dict[str, int
   if done.exists():
     return json.loads(done.read_text())
   tokenizer = _tokenizer(job.folder)
-  splits = {s: _Split(part_file(job.folder, index, s), job, tokenizer) for s in SPLITS}
+  splits = {s: _Split(part_file(job.folder, index, s), part.budget, job, tokenizer) for s in SPLITS}
   dropped = Counter(empty=0, non_utf8=0, over_budget=0)
-  for split, ids, size, first, last in _encoded(part, job, tokenizer, dropped):
-    to = splits[split]
-    if first and tokenizer.bos_id is not None and job.add_bos:
-      ids = np.concatenate([[tokenizer.bos_id], ids])
-    if last and tokenizer.eos_id is not None:
-      ids = np.concatenate([ids, [tokenizer.eos_id]])
-    # Documents of a part with a budget are short, so each is one piece.
-    if part.budget and (dropped['over_budget'] or to.counts['tokens_seen'] + len(ids) - 1 > part.budget):
-      dropped['over_budget'] += 1
-      continue
-    to.counts['tokens_seen'] += len(ids) - 1
-    to.counts['bytes'] += size
-    to.add(ids.astype(np.int32), last)
-  for to in splits.values():
-    to.close()
-    del to.counts['tokens_seen']
-  counts = {s: dict(to.counts) for s, to in splits.items()} | {'dropped': dict(dropped)}
+  for piece in _encoded(part, job, tokenizer, dropped):
+    dropped['over_budget'] += not splits[piece.split].add(piece)
+  counts = {s: to.close() for s, to in splits.items()} | {'dropped': dict(dropped)}
   rows.write_json(done, counts)
   return counts
 
 
-Piece = tuple[str, np.ndarray, int, bool, bool]  # split, ids, bytes, first of its document, last of it
-
-
-def _encoded(part, job, tokenizer, dropped: Counter) -> Iterator[Piece]:
+def _encoded(part: readers.Part, job: Job, tokenizer, dropped: Counter) -> Iterator[Piece]:
   """The part's documents as ids, tokenised many at a time, long documents in pieces."""
-  waiting, chars = [], 0
-  for document in readers.read(part, job.text_field, tokenizer.eos_id, dropped):
+  waiting, size = [], 0
+  to_pieces = _id_pieces if part.slices[0].kind == 'tokens' else tokenizer.pieces
+  for document in readers.read(part, job.options, dropped):
     split = part.split or split_of(document.id, job.validation_fraction)
     empty = True
-    for text, first, last in _with_ends(_not_blank(tokenizer.pieces(document.chunks))):
+    for content, first, last in _with_ends(_not_blank(to_pieces(document.chunks))):
       empty = False
-      waiting.append((split, text, first, last))
-      chars += len(text)
-      if chars >= BATCH_CHARS:
+      waiting.append((split, content, first, last, document.id))
+      size += len(content)
+      if size >= BATCH_CHARS:
         yield from _encode(waiting, tokenizer)
-        waiting, chars = [], 0
+        waiting, size = [], 0
     dropped['empty'] += empty
   yield from _encode(waiting, tokenizer)
 
 
 def _encode(waiting: list, tokenizer) -> Iterator[Piece]:
-  encoded = tokenizer.encode_batch([text for _, text, _, _ in waiting])
-  for (split, text, first, last), ids in zip(waiting, encoded, strict=True):
-    yield split, ids, len(text) if text.isascii() else len(text.encode()), first, last
+  """Tokenises what waits, or checks the ids that came as such."""
+  contents = [content for _, content, _, _, _ in waiting]
+  are_ids = bool(contents) and not isinstance(contents[0], str)
+  encoded = contents if are_ids else tokenizer.encode_batch(contents)
+  for (split, content, first, last, name), ids in zip(waiting, encoded, strict=True):
+    if are_ids:
+      wrong = ids[(ids < 0) | (ids >= tokenizer.vocab_size)]
+      if wrong.size:
+        raise UserError(f'{name} holds the token id {wrong[0]} but tokenizer {tokenizer.name} has '
+                        f'{tokenizer.vocab_size} tokens; name the tokenizer that made the shards.')
+      size = int(tokenizer.token_bytes[ids].sum())
+    else:
+      size = len(content) if content.isascii() else len(content.encode())
+    yield Piece(split, ids.astype(np.int32), size, first, last)
 
 
-def _not_blank(pieces: Iterable[str]) -> Iterator[str]:
+def _id_pieces(chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+  return (chunk for chunk in chunks if chunk.size)
+
+
+def _not_blank(pieces: Iterable[str | np.ndarray]) -> Iterator[str | np.ndarray]:
   """The pieces of a document, or nothing where all of it is white space."""
-  held = []
+  pieces, held = iter(pieces), []
   for piece in pieces:
     held.append(piece)
-    if not piece.isspace() and piece:
+    if not isinstance(piece, str) or piece.strip():
       yield from held
-      held = []
-      break
-  else:
-    return
-  yield from pieces
+      yield from pieces
 
 
 def _with_ends(items: Iterable) -> Iterator[tuple]:

@@ -1,18 +1,14 @@
 """What `data.source` names: its parts, its splits and the hash of its content."""
 
 import dataclasses
-import hashlib
-import json
 import os
 import pathlib
+from collections.abc import Iterable
 
 from lns_jax.config import DataConfig
-from lns_jax.data import embedded
-from lns_jax.data.readers import Part
+from lns_jax.data import embedded, file_source, hashing, tfds_source
+from lns_jax.data.readers import Part, Slice
 from lns_jax.errors import UserError
-
-# A part is at most about this large where a file can be divided; a part is the unit of work and of resuming.
-PART_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +43,14 @@ def resolve(data: DataConfig) -> Source:
   """
   if data.source == 'embedded':
     return _embedded(data)
-  raise UserError(f'data.source = {data.source!r} is not known.')
+  memo = cache_folder(data) / 'file_hashes.json'
+  if data.source.startswith('tfds:'):
+    found = tfds_source.find(data.source.removeprefix('tfds:'), data.data_dir)
+  else:
+    found = file_source.find(pathlib.Path(data.source).expanduser(), data)
+  parts = tuple(group(found.slices))
+  rule = 'named splits' if found.named_splits else found.rule or f'hash of document below {data.validation_fraction}'
+  return Source(found.name, parts, hashing.of_files(found.files, memo), rule, found.ignored)
 
 
 def _embedded(data: DataConfig) -> Source:
@@ -57,6 +60,5 @@ def _embedded(data: DataConfig) -> Source:
   for split, documents, budget in (('train', corpus.train, 0),
                                    ('validation', corpus.validation, embedded.VALIDATION_TOKENS)):
     size = sum(len(text) for _, text in documents)
-    parts.append(Part('tfds', str(folder), f'embedded:{split}', split, 0, len(documents), size, budget))
-  rule = f'files of a reserved {embedded.VALIDATION_BYTES} bytes up to {embedded.VALIDATION_TOKENS} tokens'
-  return Source('embedded', tuple(parts), corpus.hash, rule)
+    parts.append(Part((Slice('tfds', str(folder), f'embedded:{split}', 0, len(documents), size),), split, budget))
+  return Source('embedded', tuple(parts), corpus.hash, embedded.RULE)

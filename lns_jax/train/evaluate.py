@@ -8,6 +8,7 @@ import numpy as np
 
 from lns_jax import sharding
 from lns_jax.config import ModelConfig
+from lns_jax.models import loss as loss_lib
 from lns_jax.train import step as step_lib
 
 
@@ -15,7 +16,7 @@ def make_eval_step(config: ModelConfig, mesh, params_sharding):
   """Compiled (params, batch, token_bytes [V]) -> (loss sum, weight, weighed bytes), scalars, on a mesh."""
   def run(params, batch, token_bytes):
     total, (weight, _) = step_lib.loss_sums(config, params, batch)
-    return total, weight, jnp.sum(token_bytes[batch['targets']] * step_lib.weights(batch))
+    return total, weight, jnp.sum(token_bytes[batch['targets']] * loss_lib.weights(batch))
   everywhere = sharding.replicated(mesh)
   return jax.jit(run, in_shardings=(params_sharding, sharding.batch(mesh), everywhere), out_shardings=everywhere)
 

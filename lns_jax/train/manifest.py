@@ -53,7 +53,7 @@ def write(folder: epath.PathLike, *, checksums: bool = True):
   files = {p.relative_to(folder).as_posix(): {'size': p.stat().length, 'sha256': s} for p, s in zip(paths, sums)}
   part = folder / f'{NAME}.part'
   part.write_text(json.dumps({'files': files, 'digest': _digest(files)}, indent=1))
-  part.rename(folder / NAME)
+  part.replace(folder / NAME)
 
 
 def damage(folder: epath.PathLike, *, checksums: bool = True, under: str = '') -> str:

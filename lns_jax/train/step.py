@@ -10,7 +10,7 @@ import optax
 from lns_jax import sharding
 from lns_jax.config import ModelConfig, RunConfig
 from lns_jax.models import decoder
-from lns_jax.train import loss as loss_lib
+from lns_jax.models import loss as loss_lib
 from lns_jax.train import optimizer as optimizer_lib
 from lns_jax.train import stats
 
@@ -23,21 +23,16 @@ class TrainState(typing.NamedTuple):
   step: jax.Array
 
 
-def weights(batch) -> jax.Array:
-  """Loss weights [B, T] float32: given, or 1 on every token that is not padding."""
-  return batch['weights'] if 'weights' in batch else (batch['segment_ids'] > 0).astype(jnp.float32)
-
-
 def loss_sums(config: ModelConfig, params, batch, with_stats: bool = False):
   """Summed loss, its weight, and summed per-layer statistics of one (micro-)batch.
 
   batch: 'tokens', 'targets', 'segment_ids' int32 [B, T], optionally 'weights' float32 [B, T].
   """
-  w_BT = weights(batch)
+  w_BT = loss_lib.weights(batch)
   read = stats.reader(w_BT) if with_stats else lambda out: {}
   x_BTD, kept = decoder.stream(config, params, batch['tokens'], batch['segment_ids'], read)
-  total, weight = loss_lib.cross_entropy(decoder.head(config, params, x_BTD), batch['targets'], w_BT)
-  return total, (weight, stats.stack(kept) if with_stats else {})
+  losses_BT = loss_lib.token_losses(decoder.head(config, params, x_BTD), batch['targets'], w_BT)
+  return jnp.sum(losses_BT), (jnp.sum(w_BT), stats.stack(kept) if with_stats else {})
 
 
 def accumulate(config: ModelConfig, params, batch, parts: int, with_stats: bool):

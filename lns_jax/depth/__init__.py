@@ -1,0 +1,11 @@
+"""What a model's depth does: measures of any model of `lns_jax.models`, streaming over batches.
+
+Every measure takes (config, params, batches), where batches are dicts of int32 [B, T] arrays: 'tokens', and
+optionally 'segment_ids' (0 is padding), 'targets', 'weights'. Sampled numbers come as `Estimate`s.
+"""
+
+from lns_jax.depth.estimate import Estimate
+from lns_jax.depth.removal import layer_drop
+from lns_jax.depth.states import angular, block_influence, profile, variance
+
+__all__ = ['Estimate', 'angular', 'block_influence', 'layer_drop', 'profile', 'variance']

@@ -1,0 +1,123 @@
+"""Measures of the residual stream: output variance, angular distance of all pairs, block influence, in one pass."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lns_jax.config import ModelConfig
+from lns_jax.depth.estimate import Estimate, Mean
+from lns_jax.errors import UserError
+from lns_jax.layers.norms import wide
+from lns_jax.models import decoder
+
+
+def token_mask(batch) -> jax.Array:
+  """[B, T] float32: 1 on real tokens."""
+  if 'segment_ids' in batch:
+    return (batch['segment_ids'] > 0).astype(jnp.float32)
+  return jnp.ones(batch['tokens'].shape, jnp.float32)
+
+
+def unit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """(x / |x| along the last axis, whether |x| > 0), in float32 or wider; a zero vector stays zero."""
+  x = x.astype(wide(x))
+  largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
+  valid = largest > 0
+  x = x / jnp.where(valid, largest, 1)  # no overflow of the square, whatever the size
+  return x / jnp.where(valid, jnp.linalg.norm(x, axis=-1, keepdims=True), 1), valid[..., 0]
+
+
+def distance(u: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """(angular distance in [0, 1], 1 - cosine) of unit vectors, exact at 0 and at 1.
+
+  (1/pi) arccos(u.v) of paper eq. 1, computed as (2/pi) atan2(|u - v|, |u + v|): small angles keep their
+  relative accuracy, where the arccos of a rounded cosine is wrong by 3e-4 or NaN.
+  """
+  apart, together = jnp.linalg.norm(u - v, axis=-1), jnp.linalg.norm(u + v, axis=-1)
+  return 2 / jnp.pi * jnp.arctan2(apart, together), jnp.square(apart) / 2
+
+
+def all_pairs(states: jax.Array, mask_BT: jax.Array):
+  """Sums over the tokens of each sequence, for all pairs of states.
+
+  Args:
+    states: [S, B, T, D]. mask_BT: 1 on tokens that count.
+
+  Returns:
+    angles, influences, counts: [B, S - 1, S]; entry [:, n - 1, i] belongs to states i and i + n, and is 0
+    where i + n >= S. A pair with a zero vector is left out of all three.
+  """
+  units, valid = unit(states)
+  S = states.shape[0]
+  def shifted(n):
+    far, both = jnp.roll(units, -n, axis=0), valid & jnp.roll(valid, -n, axis=0)
+    inside = (jnp.arange(S) + n < S)[:, None, None]
+    w = mask_BT * both * inside
+    angle, influence = distance(units, far)
+    return tuple(jnp.sum(v * w, axis=-1).T for v in (angle, influence, jnp.ones_like(angle)))
+  return tuple(jnp.swapaxes(v, 0, 1) for v in jax.lax.map(shifted, jnp.arange(1, S)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sums(config: ModelConfig, params, batch):
+  mask_BT = token_mask(batch)
+  states = decoder.states(config, params, batch['tokens'], segment_ids=batch.get('segment_ids'))
+  states = states.astype(wide(states))
+  bad = jnp.any(~jnp.isfinite(states), axis=-1) & (mask_BT > 0)
+  angles, influences, counts = all_pairs(states, mask_BT)
+  return {'variance': jnp.sum(jnp.var(states, axis=-1) * mask_BT, axis=-1).T, 'tokens': jnp.sum(mask_BT, axis=-1),
+          'angles': angles, 'influences': influences, 'counts': counts,
+          'bad': jnp.any(bad, axis=(1, 2)), 'bad_token': jnp.argmax(bad.reshape(len(states), -1), axis=1)}
+
+
+def _check(config: ModelConfig, sums, tokens_BT, sequences: int):
+  for state, (bad, where) in enumerate(zip(sums['bad'], sums['bad_token'])):
+    if bad:
+      row, position = divmod(int(where), tokens_BT.shape[1])
+      place = f'layer {config.layer_ids[state - 1]}' if state else 'the embedding'
+      raise UserError(f'the output of {place} is not finite at token {position} of sequence {sequences + row}.')
+
+
+def profile(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[str, Estimate]:
+  """All state measures in one forward pass over the batches.
+
+  Returns:
+    'variance' [L + 1]: over the D hidden units of a token (ddof 0), averaged over tokens; the embedding first.
+    'angular' [L, L]: entry [n - 1, l - 1] is d(x^l, x^(l + n)) of paper eq. 1, averaged over tokens; x^l is
+    what enters layer l, x^(L + 1) what leaves the last; NaN where l + n > L + 1.
+    'block_influence' [L]: 1 - cosine of what enters and leaves each layer.
+
+  Raises:
+    UserError: no batch, no token with a non-zero state, or a state that is not finite (naming layer and token).
+  """
+  means = {name: Mean(seed) for name in ('variance', 'angular', 'block_influence')}
+  for batch in batches:
+    batch = {k: batch[k] for k in ('tokens', 'segment_ids') if k in batch}
+    sums = jax.device_get(_sums(config, params, batch))
+    _check(config, sums, batch['tokens'], means['variance'].sequences)
+    means['variance'].add(sums['variance'], sums['tokens'])
+    means['angular'].add(sums['angles'][:, :, :-1], sums['counts'][:, :, :-1])
+    means['block_influence'].add(sums['influences'][:, 0, :-1], sums['counts'][:, 0, :-1])
+  if not means['variance'].sequences:
+    raise UserError('there are no batches to measure on.')
+  estimates = {name: mean.estimate() for name, mean in means.items()}
+  if not estimates['angular'].tokens:
+    raise UserError('no valid tokens: every state is padding or a zero vector.')
+  return estimates
+
+
+def variance(config: ModelConfig, params, batches, *, seed: int = 0) -> Estimate:
+  """Output variance [L + 1], see `profile`."""
+  return profile(config, params, batches, seed=seed)['variance']
+
+
+def angular(config: ModelConfig, params, batches, *, seed: int = 0) -> Estimate:
+  """Angular distances [L, L], see `profile`."""
+  return profile(config, params, batches, seed=seed)['angular']
+
+
+def block_influence(config: ModelConfig, params, batches, *, seed: int = 0) -> Estimate:
+  """Block influence [L], see `profile`."""
+  return profile(config, params, batches, seed=seed)['block_influence']
