@@ -51,13 +51,14 @@ def prepare(data: DataConfig, vocab_size: int, *, out=None, progress: bool = Tru
     return final
   final.parent.mkdir(parents=True, exist_ok=True)
   partial = final.with_name(f'{final.name}.partial-{fingerprint[:8]}')
-  partial.mkdir(exist_ok=True)
-  with _lock(partial / '.lock'):
+  with _locked(partial):
     if _is_prepared(final, recipe):  # by another process, while this one waited
       shutil.rmtree(partial, ignore_errors=True)
       return final
     if not (partial / rows.INFO).exists():
       _build(partial, data, source, recipe, fingerprint, vocab_size, progress)
+    for left in (*partial.glob('part-*.json'), partial / 'tokenizer.done'):
+      left.unlink(missing_ok=True)
     if final.exists():
       final.rmdir()  # known to be empty
     os.rename(partial, final)
@@ -69,7 +70,10 @@ def _recipe(data: DataConfig, source: sources.Source, vocab_size: int) -> dict:
   if data.tokenizer == 'bpe':
     tokenizer = f'{tokenizers.BPE_RULE}, {vocab_size} tokens'
   else:
-    tokenizer = _given_tokenizer(data.tokenizer).hash
+    given = _given_tokenizer(data.tokenizer)
+    if vocab_size:
+      tokenizers.check_vocab(given, vocab_size)
+    tokenizer = given.hash
   return {'format': FORMAT, 'source': source.hash, 'validation': source.validation, 'text_field': data.text_field,
           'tokenizer': tokenizer, 'add_bos': data.add_bos, 'packing': data.packing, 'seq_len': data.seq_len}
 
@@ -106,21 +110,28 @@ def _check_settings(folder: pathlib.Path, data: DataConfig, vocab_size: int) -> 
 
 
 @contextlib.contextmanager
-def _lock(path: pathlib.Path) -> Iterator[None]:
-  """Held by the process that builds; the others wait. The system frees it when the process dies.
+def _locked(partial: pathlib.Path) -> Iterator[None]:
+  """The partial folder, for one process; others wait. The system frees the lock when its holder dies.
 
-  The file stays, also in the finished folder: were it removed, two processes could lock two files.
+  The lock file stays, also in the finished folder: were it removed, two processes could lock two files.
   """
-  with open(path, 'w') as file:
+  while True:
+    partial.mkdir(exist_ok=True)
+    try:
+      file = open(partial / '.lock', 'w')
+      break
+    except FileNotFoundError:  # renamed by its holder between these two lines
+      continue
+  with file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield
 
 
 def _build(partial, data, source, recipe, fingerprint, vocab_size, progress) -> None:
   """Fills the partial folder and makes it complete."""
-  job = convert.Job(str(partial), data.seq_len, data.packing, data.add_bos, data.text_field,
-                    data.validation_fraction)
-  tokenizer = _ready_tokenizer(partial, data, source, job, vocab_size)
+  tokenizer = _ready_tokenizer(partial, data, source, vocab_size)
+  job = convert.Job(str(partial), data.seq_len, data.packing, data.add_bos,
+                    readers.Options(data.text_field, tokenizer.eos_id), data.validation_fraction)
   counts = _convert_all(source.parts, job, data.workers, progress)
   shard_rows = _name_files(partial, counts)
   total = {key: dict(sum((Counter(c[key]) for c in counts), Counter())) for key in counts[0]}
@@ -134,41 +145,36 @@ def _build(partial, data, source, recipe, fingerprint, vocab_size, progress) -> 
       'splits': {s: total[s] for s in convert.SPLITS}, 'dropped': total['dropped'],
       'ignored_files': list(source.ignored),
       'versions': {'python': platform.python_version(), **{n: importlib.metadata.version(n) for n in libraries}}})
-  for index in range(len(counts)):
-    convert.counts_file(partial, index).unlink()
-  (partial / 'tokenizer.done').unlink()
 
 
-def _ready_tokenizer(partial, data, source, job, vocab_size) -> tokenizers.Tokenizer:
+def _ready_tokenizer(partial, data, source, vocab_size) -> tokenizers.Tokenizer:
   """The tokenizer of these rows, saved in the partial folder; trained on the train split if it is to be."""
   saved = partial / 'tokenizer.done'
   if saved.exists():
     return tokenizers.load(partial)
   if data.tokenizer == 'bpe':
-    tokenizer = tokenizers.train_bpe(_train_texts(source.parts, job), vocab_size)
+    tokenizer = tokenizers.train_bpe(_train_texts(source.parts, data), vocab_size)
   else:
     tokenizer = _given_tokenizer(data.tokenizer)
-    if vocab_size:
-      tokenizers.check_vocab(tokenizer, vocab_size)
   tokenizer.save(partial)
   saved.touch()
   return tokenizer
 
 
-def _train_texts(parts: tuple[readers.Part, ...], job: convert.Job) -> Iterator[str]:
+def _train_texts(parts: tuple[readers.Part, ...], data: DataConfig) -> Iterator[str]:
   """Texts of training documents, an equal share of the bound from each of at most 64 parts."""
   parts = [p for p in parts if p.split != 'validation']
-  parts = parts[::-(-len(parts) // 64)]
-  share = -(-tokenizers.BPE_TRAINING_BYTES // len(parts))
+  parts = parts[::max(1, -(-len(parts) // 64))]
   for part in parts:
-    left = share
-    for document in readers.read(part, job.text_field, None, Counter()):
-      if part.split or convert.split_of(document.id, job.validation_fraction) == 'train':
-        for text in document.chunks:
-          yield text[:left]
-          left -= len(text)
-          if left <= 0:
-            break
+    left = -(-tokenizers.BPE_TRAINING_BYTES // len(parts))
+    for document in readers.read(part, readers.Options(data.text_field), Counter()):
+      if (part.split or convert.split_of(document.id, data.validation_fraction)) == 'validation':
+        continue
+      for text in document.chunks:
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+          break
       if left <= 0:
         break
 

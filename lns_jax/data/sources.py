@@ -3,12 +3,10 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable
 
 from lns_jax.config import DataConfig
-from lns_jax.data import embedded, file_source, hashing, tfds_source
+from lns_jax.data import embedded, file_source, found, hashing, tfds_source
 from lns_jax.data.readers import Part, Slice
-from lns_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +41,16 @@ def resolve(data: DataConfig) -> Source:
   """
   if data.source == 'embedded':
     return _embedded(data)
-  memo = cache_folder(data) / 'file_hashes.json'
+  path = pathlib.Path(data.source).expanduser()
   if data.source.startswith('tfds:'):
-    found = tfds_source.find(data.source.removeprefix('tfds:'), data.data_dir)
+    there = tfds_source.find(data.source.removeprefix('tfds:'), data.data_dir)
+  elif (path / 'features.json').is_file():
+    there = tfds_source.find_folder(path)
   else:
-    found = file_source.find(pathlib.Path(data.source).expanduser(), data)
-  parts = tuple(group(found.slices))
-  rule = 'named splits' if found.named_splits else found.rule or f'hash of document below {data.validation_fraction}'
-  return Source(found.name, parts, hashing.of_files(found.files, memo), rule, found.ignored)
+    there = file_source.find(path, data)
+  digest = hashing.of_files(there.files, cache_folder(data) / 'file_hashes.json')
+  rule = there.rule or f'documents whose hash is below {data.validation_fraction}'
+  return Source(there.name, tuple(found.group(there.slices)), digest, rule, there.ignored)
 
 
 def _embedded(data: DataConfig) -> Source:
