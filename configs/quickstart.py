@@ -1,16 +1,24 @@
 """The quickstart's twin: a deep, narrow Llama on the embedded corpus.
 
   python experiments/pretrain.py --config=quickstart --config.model.scheme=lns --workdir=runs/quickstart_lns
+
+`--config=quickstart:tiny` is a smoke test of the same shape of run, in seconds.
 """
 
 from lns_jax.configs import common
 
 
-def get_config():
+def get_config(budget='full'):
   c = common.base()
   c.model.update(vocab_size=2048, d_model=64, d_ff=176, num_layers=16, num_heads=2, init='normal', loop='scan')
   c.data.update(source='embedded', tokenizer='bpe', seq_len=128)
   c.optimizer.update(lr=3e-3, warmup_steps=20)
   c.train.update(steps=300, batch_size=16, log_every=5, layer_stats_every=10)
   c.checkpoint.update(every=100)
+  if budget == 'tiny':
+    c.model.update(num_layers=4, d_model=32, d_ff=64, vocab_size=512)
+    c.train.update(steps=12, batch_size=8, log_every=2, layer_stats_every=4)
+    c.optimizer.warmup_steps = 2
+    c.eval.max_tokens = 8192
+    c.checkpoint.every = 5
   return c

@@ -19,7 +19,7 @@ HELP = ('--help', '-help', '--helpfull', '-h', '--helpshort')
 
 def define_config(default: str | None = None):
   """Defines --config and its --config.x.y overrides. Read it with `presets.resolve(holder.value)`."""
-  return config_flags.DEFINE_config_file('config', default and str(presets.config_path(default)),
+  return config_flags.DEFINE_config_file('config', default and presets.config_path(default),
                                          'Name of a shipped config, or a Python file with get_config().')
 
 

@@ -8,6 +8,10 @@ class UserError(ValueError):
   """Something the user can mend. The message is one sentence: what is wrong, where, the nearest right thing."""
 
 
+class Diverged(UserError):
+  """Loss or gradient became non-finite; the last good checkpoint is kept."""
+
+
 class Preempted(Exception):
   """The run was told to stop and has saved; a relaunch continues it. Programs end with code 75 (EX_TEMPFAIL)."""
 

@@ -17,26 +17,29 @@ def config_names() -> dict[str, pathlib.Path]:
   return {p.stem: p for p in sorted(folder.glob('*.py')) if not p.stem.startswith('_') and p.stem != 'common'}
 
 
-def config_path(path_or_name: str) -> pathlib.Path:
-  """File of a config given by name ('llama_130m') or by path. Raises UserError when there is none."""
-  if path_or_name.endswith('.py') or os.sep in path_or_name:
-    path = pathlib.Path(path_or_name)
-    if not path.is_file():
-      raise UserError(f'config file {path_or_name} does not exist.')
-    return path
+def config_path(path_or_name: str) -> str:
+  """'llama_130m' or 'dir/file.py', with or without ':argument', -> 'path' or 'path:argument'.
+
+  Raises UserError when there is no such config.
+  """
+  name, colon, argument = path_or_name.partition(':')
+  if name.endswith('.py') or os.sep in name:
+    if not pathlib.Path(name).is_file():
+      raise UserError(f'config file {name} does not exist.')
+    return path_or_name
   names = config_names()
-  if path_or_name not in names:
-    raise UserError(f'no config is called {path_or_name!r}.{nearest(path_or_name, names)}')
-  return names[path_or_name]
+  if name not in names:
+    raise UserError(f'no config is called {name!r}.{nearest(name, names)}')
+  return f'{names[name]}{colon}{argument}'
 
 
 def load_config(path_or_name: str) -> config_lib.RunConfig:
-  """A shipped config by name, or a Python file with `get_config()`, checked."""
-  path = config_path(path_or_name)
-  spec = importlib.util.spec_from_file_location(f'lns_jax_config_{path.stem}', path)
+  """A shipped config by name, or a Python file with `get_config()`, checked; 'name:argument' passes an argument."""
+  path, colon, argument = config_path(path_or_name).partition(':')
+  spec = importlib.util.spec_from_file_location(f'lns_jax_config_{pathlib.Path(path).stem}', path)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
-  return resolve(module.get_config())
+  return resolve(module.get_config(argument) if colon else module.get_config())
 
 
 def resolve(values: config_dict.ConfigDict) -> config_lib.RunConfig:

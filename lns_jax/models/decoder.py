@@ -60,8 +60,11 @@ def boxed_init(config: config_lib.ModelConfig, rng: jax.Array):
   return params
 
 
-def init(config: config_lib.ModelConfig, rng: jax.Array):
-  """Fresh parameters in the layout of `config.loop`; the same numbers for every loop and every scheme's twin."""
+def init(config: config_lib.ModelConfig, rng: jax.Array, batch=None):
+  """Fresh parameters in the layout of `config.loop`; the same numbers for every loop and every scheme's twin.
+
+  batch: for schemes whose start depends on data; no scheme of the table needs one yet.
+  """
   return layout.native(nn.unbox(boxed_init(config, rng)), config)
 
 

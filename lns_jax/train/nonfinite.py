@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from lns_jax.config import ModelConfig
-from lns_jax.errors import UserError
+from lns_jax.errors import Diverged
 from lns_jax.models import decoder
 from lns_jax.train.run import Run
 
 
 def stop(run: Run, params, step: int, metrics: dict, batch, last_checkpoint: int | None):
-  """Raises UserError. `params` are the last good ones: a bad step updates nothing."""
+  """Raises Diverged. `params` are the last good ones: a bad step updates nothing."""
   where = first_bad(run.config.model, params, batch)
   if where is None:
     grads = metrics.get('layer_grad_norm', ())
@@ -19,9 +19,9 @@ def stop(run: Run, params, step: int, metrics: dict, batch, last_checkpoint: int
     where = f'the gradient of layer {bad[-1]}' if bad else 'the gradient'
   B = run.config.train.batch_size
   kept = 'there is no checkpoint yet' if last_checkpoint is None else f'the last checkpoint is of step {last_checkpoint}'
-  raise UserError(f"step {step}: loss {metrics['loss']} and gradient norm {metrics['grad_norm']} are not both finite, "
-                  f'first in {where}, on rows {(step - 1) * B} to {step * B - 1} of the shuffled order; '
-                  f'nothing was updated and {kept}.')
+  raise Diverged(f"step {step}: loss {metrics['loss']} and gradient norm {metrics['grad_norm']} are not both finite, "
+                 f'first in {where}, on rows {(step - 1) * B} to {step * B - 1} of the shuffled order; '
+                 f'nothing was updated and {kept}.')
 
 
 def first_bad(config: ModelConfig, params, batch) -> str | None:

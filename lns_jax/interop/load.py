@@ -1,0 +1,55 @@
+"""Opening a trained model by its path, whatever made it."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+
+from lns_jax import config as config_lib
+from lns_jax.data import tokenizers
+from lns_jax.errors import UserError
+from lns_jax.models import layout
+from lns_jax.train import checkpoint
+
+
+def load_run_config(workdir, step: int | None = None) -> config_lib.RunConfig:
+  """The resolved settings of the run in `workdir`, from its newest sound checkpoint or the one at `step`."""
+  found = checkpoint.load_config(_checkpoints(workdir), step)
+  if found is None:
+    raise UserError(f'{workdir} holds no finished checkpoint yet.')
+  return config_lib.from_dict(config_lib.RunConfig, found[1])
+
+
+def _checkpoints(workdir) -> pathlib.Path:
+  folder = pathlib.Path(workdir).expanduser().absolute() / 'checkpoints'
+  if not folder.is_dir():
+    raise UserError(f'{workdir} is not a run folder: it has no checkpoints; give the --workdir of a run.')
+  return folder
+
+
+def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: str | None = None):
+  """Opens a model.
+
+  Args:
+    path: run folder of this package.
+    step: checkpoint to open; the newest sound one by default.
+    dtype: type that the parameters are cast to; as saved by default.
+    sharding: where they are placed: one for all, or a tree; the default device by default.
+    scheme: norm placement of weights that do not say theirs; a run folder does, so that another one is refused.
+
+  Returns:
+    (ModelConfig, parameters in the layout of its loop, tokenizer).
+
+  Raises:
+    UserError: there is no model at `path`, it is damaged, or its scheme is not `scheme`.
+  """
+  config = load_run_config(path, step).model
+  if scheme is not None and scheme != config.scheme:
+    raise UserError(f'{path} was trained with scheme {config.scheme!r}, not {scheme!r}.')
+  params = checkpoint.load_params(_checkpoints(path), step=step)
+  if dtype is not None:
+    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), params)
+  params = layout.native(jax.device_put(params, None if config.loop == 'scan' else sharding), config)
+  if sharding is not None and config.loop == 'scan':
+    params = jax.device_put(params, sharding)
+  return config, params, tokenizers.load(pathlib.Path(path) / 'tokenizer')

@@ -1,0 +1,148 @@
+"""Twins: models that differ in their scheme alone, trained on the same rows from the same weights, and compared.
+
+Where the seconds of the full quickstart go (see README for the machine; printed anew by every run):
+
+  phase         what
+  data          embedded corpus, tokenizer, rows; nothing the second time
+  train NAME    compiling, steps, checkpoints and the evaluation of the whole validation split
+  depth NAME    variance, angles and removals on the fixed sample
+  report        summary.json and report.html
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import pathlib
+import time
+
+from lns_jax import config as config_lib
+from lns_jax import depth
+from lns_jax.config import RunConfig
+from lns_jax.data import pipeline, prepare
+from lns_jax.depth import record, report
+from lns_jax.errors import Diverged
+from lns_jax.interop.load import load
+from lns_jax.train import log, loop, resume, run_info
+from lns_jax.train.run import say
+
+
+class Clock:
+  """Seconds by phase."""
+
+  def __init__(self):
+    self.start, self.seconds = time.perf_counter(), {}
+
+  @contextlib.contextmanager
+  def phase(self, name: str):
+    start = time.perf_counter()
+    yield
+    self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+  def total(self) -> float:
+    return time.perf_counter() - self.start
+
+  def table(self) -> str:
+    """Lines of phase, seconds and share."""
+    total = self.total()
+    return '\n'.join(f'  {name:12s} {s:7.1f} s {s / total:6.1%}' for name, s in self.seconds.items())
+
+
+def with_scheme(config: RunConfig, scheme: str) -> RunConfig:
+  """The twin of a run with another scheme."""
+  return dataclasses.replace(config, model=dataclasses.replace(config.model, scheme=scheme))
+
+
+def compare(config: RunConfig, workdir: str | pathlib.Path, schemes: tuple[str, ...], sample_tokens: int) -> dict:
+  """Trains one model a scheme in workdir/SCHEME and measures all of them on the same sample.
+
+  Writes workdir/summary.json and workdir/report.html, and returns the summary. A second call goes on where the
+  first stopped.
+
+  Args:
+    sample_tokens: size of the sample for the depth measures: the first rows of the validation split.
+  """
+  workdir, clock = resume.open_workdir(workdir), Clock()
+  with clock.phase('data'):
+    dataset = pipeline.open(prepare.prepare(config.data, config.model.vocab_size))
+  sample = _sample(dataset, config.train.batch_size, sample_tokens)
+  found, histories = {}, {}
+  for scheme in schemes:
+    with clock.phase(f'train {scheme}'):
+      trained = _train(with_scheme(config, scheme), workdir / scheme)
+    with clock.phase(f'depth {scheme}'):
+      measured = {} if trained['diverged'] else _measure(workdir / scheme, scheme, sample)
+    found[scheme] = {**measured, **trained, 'sample_tokens': measured.get('tokens')}
+    histories[scheme] = log.read(workdir / scheme / 'metrics.jsonl')
+  with clock.phase('report'):
+    summary = {'schemes': found, 'config': config_lib.to_dict(config), 'sample': sample.name,
+               'corpus': corpus(dataset), 'hardware': run_info.hardware(), 'phases': clock.seconds,
+               'seconds': clock.total()}
+    report.write(workdir / 'report.html', summary, histories)
+  summary |= {'phases': clock.seconds, 'seconds': clock.total()}
+  summary = log.finite(summary)
+  run_info.write_json(workdir / 'summary.json', summary)
+  say(f'seconds by phase, {clock.total():.0f} in all:\n{clock.table()}')
+  return summary
+
+
+def _train(config: RunConfig, workdir: pathlib.Path) -> dict:
+  try:
+    result = loop.train(config, workdir)
+  except Diverged as e:
+    say(f'{workdir.name} diverged: {e}')
+    return {'val_loss': None, 'val_perplexity': None, 'tokens': None, 'params': None, 'tokens_per_second': None,
+            'diverged': True, 'reason': str(e)}
+  return {'val_loss': result['loss'], 'val_perplexity': result['perplexity'],
+          'val_bits_per_byte': result['bits_per_byte'], 'val_tokens': result['tokens'],
+          'tokens': result['train_tokens'], 'params': result['params'],
+          'tokens_per_second': result['tokens_per_second'], 'diverged': False}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+  """The batches that all twins are measured on, and what to call them in a report."""
+
+  batches: list[dict]
+  name: str
+
+
+def _sample(dataset, rows_a_batch: int, tokens: int) -> Sample:
+  rows = max(1, min(tokens // dataset.seq_len, dataset.num_rows('validation')))
+  rows_a_batch = min(rows_a_batch, rows)
+  rows -= rows % rows_a_batch  # whole batches: one compiled shape
+  batches = list(itertools.islice(dataset.eval_batches('validation', rows_a_batch), rows // rows_a_batch))
+  counted = sum(int((b['segment_ids'] > 0).sum()) for b in batches)
+  return Sample(batches, f'the first {rows} rows of the validation split, {counted:,} tokens')
+
+
+def _measure(workdir: pathlib.Path, name: str, sample: Sample) -> dict:
+  """depth.json of a run on the sample."""
+  say(f'{name}: variance, angles and the removal of each layer on {sample.name}')
+  config, params, _ = load(workdir)
+  estimates = depth.profile(config, params, sample.batches) | depth.layer_drop(config, params, sample.batches)
+  found = record.make(name, config, estimates)
+  run_info.write_json(workdir / 'depth.json', found)
+  return found
+
+
+def corpus(dataset) -> dict:
+  """What a report says of its data."""
+  return {'hash': dataset.hash, 'rows': {s: dataset.num_rows(s) for s in ('train', 'validation')},
+          'tokenizer_tokens': dataset.tokenizer.vocab_size, 'info': dataset.info}
+
+
+def table(summary: dict) -> str:
+  """The comparison as lines of text."""
+  rows = [('', *summary['schemes'])]
+  for label, key, form in (('validation loss', 'val_loss', '.4f'), ('perplexity', 'val_perplexity', '.2f'),
+                           ('bits per byte', 'val_bits_per_byte', '.4f'), ('tokens', 'tokens', ',d'),
+                           ('parameters', 'params', ',d'), ('tokens/s', 'tokens_per_second', ',.0f')):
+    rows.append((label, *(_form(s.get(key), form) for s in summary['schemes'].values())))
+  rows.append(('last variance', *(_form(s.get('variance', [None])[-1], '.3f') for s in summary['schemes'].values())))
+  widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+  return '\n'.join('  '.join(c.ljust(widths[0]) if i == 0 else c.rjust(max(w, 10))
+                             for i, (c, w) in enumerate(zip(r, widths))) for r in rows)
+
+
+def _form(value, form: str) -> str:
+  return 'diverged' if value is None else format(value, form)
