@@ -28,6 +28,7 @@ setuptools.setup(
         'optax>=0.2.8',
         'orbax-checkpoint>=0.12',
         'pyarrow>=17',  # Parquet
+        'scipy>=1.13',
         'sentencepiece>=0.2',
         'tensorboardX>=2.6',
         'tensorflow-datasets>=4.9.10',

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging as python_logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -36,13 +37,16 @@ def _check_override(key: str):
     raise UserError(f'config.{key} is a group of settings; name one of them: {", ".join(known)}.')
 
 
-def _prepare(argv: Sequence[str]) -> list[str]:
+def _prepare(argv: Sequence[str], positional: bool) -> list[str]:
   """Checks flag names and turns --config=NAME into a path, so that absl meets only what it can parse."""
   known = {name for name in flags.FLAGS} | {'config'}
   prepared, config_first = [argv[0]], []
   arguments = iter(argv[1:])
   for argument in arguments:
     if not argument.startswith('-'):
+      if positional:
+        prepared.append(argument)
+        continue
       raise UserError(f'unexpected argument {argument!r}; settings are given as --name=value.')
     name, equals, value = argument.lstrip('-').partition('=')
     top = name.split('.')[0]
@@ -59,7 +63,7 @@ def _prepare(argv: Sequence[str]) -> list[str]:
     if top == 'config':
       _check_override(name.removeprefix('config.'))
     prepared.append(argument)
-  # Overrides need the file first, whatever the order they were typed in.
+  # absl reads flags in order, but overrides need the file first.
   return [prepared[0], *config_first, *prepared[1:]]
 
 
@@ -68,7 +72,7 @@ def _own_flags() -> list[str]:
   return [f.name for f in main] + (['config'] if 'config' in flags.FLAGS else [])
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
+def _parse(argv: Sequence[str], positional: bool) -> list[str]:
   if any(a in HELP for a in argv[1:]):
     print(sys.modules['__main__'].__doc__ or '')
     print(flags.FLAGS.get_help() if '--helpfull' in argv else flags.FLAGS.main_module_help())
@@ -77,9 +81,12 @@ def _parse(argv: Sequence[str]) -> list[str]:
       print('\n'.join(_settings(config_lib.RunConfig, '--config.')))
     sys.exit(0)
   try:
-    return flags.FLAGS(_prepare(argv))
+    return flags.FLAGS(_prepare(argv, positional))
   except UserError as e:
     _fail(e)
+  except flags.IllegalFlagValueError as e:
+    missing = re.search(r'Flag --(\w+) must have a value other than None', str(e))
+    _fail(f'--{missing[1]} must be given.' if missing else str(e).splitlines()[0])
   except (flags.Error, AttributeError, KeyError, IndexError, TypeError, ValueError) as e:
     _fail(str(e).splitlines()[0] if str(e) else type(e).__name__)
 
@@ -107,15 +114,20 @@ def _quiet():
   python_logging.getLogger('jax').setLevel(python_logging.ERROR)
 
 
-def run(main: Callable[[], dict | None]):
-  """Runs an absl main that takes no arguments and prints the dict that it returns as the last line of stdout.
+def run(main: Callable, *, arguments: str = ''):
+  """Runs an absl main and prints the dict that it returns as the last line of stdout.
+
+  Args:
+    main: takes nothing, or the list of positional arguments when `arguments` says what they are.
 
   Exit codes: 0, 1 (an error of the user's, one sentence on stderr), 75 (preempted: run it again), 130 (Ctrl-C).
   """
-  def guarded(_):
+  def guarded(argv):
     _quiet()
     try:
-      result = main()
+      if arguments and not argv[1:]:
+        raise UserError(f'give one or more {arguments}.')
+      result = main(argv[1:]) if arguments else main()
     except UserError as e:
       _fail(e)
     except Preempted as e:
@@ -126,4 +138,4 @@ def run(main: Callable[[], dict | None]):
       sys.exit(130)
     if result is not None:
       print(json.dumps(result, allow_nan=False), flush=True)
-  app.run(guarded, flags_parser=_parse)
+  app.run(guarded, flags_parser=lambda argv: _parse(argv, bool(arguments)))

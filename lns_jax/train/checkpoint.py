@@ -231,13 +231,17 @@ class Checkpointer:
     logging.warning('Checkpoint %s is set aside as %s.', self._root / str(step), target.name)
 
 
-def load_config(directory: epath.PathLike, step: int | None = None) -> tuple[int, dict]:
-  """Step and config of the newest sound checkpoint in `directory`, or of `step`. Reads no array, changes nothing.
+def load_config(directory: epath.PathLike, step: int | None = None) -> tuple[int, dict] | None:
+  """Step and config of the newest sound checkpoint in `directory`, or of `step`; None when there is none.
+
+  Reads no array, changes nothing.
 
   Raises:
-    UserError: there is no sound checkpoint.
+    UserError: every checkpoint, or the one asked for, is damaged; or the one asked for is absent.
   """
   chosen = _choose(directory, step, 'config')
+  if chosen is None:
+    return None
   return chosen, _read(_absolute(directory) / str(chosen), config=ocp.args.JsonRestore())['config']
 
 
@@ -251,7 +255,10 @@ def load_params(directory: epath.PathLike, *, step: int | None = None, like=None
   Raises:
     UserError: there is no sound checkpoint, or shape, type or name of a leaf differ from `like`.
   """
-  path = _absolute(directory) / str(_choose(directory, step, 'params'))
+  chosen = _choose(directory, step, 'params')
+  if chosen is None:
+    raise UserError(f'{_absolute(directory)} holds no checkpoint.')
+  path = _absolute(directory) / str(chosen)
   if like is not None:
     _check_leaves(path, 'params', like)
     return _read(path, params=ocp.args.StandardRestore(jax.tree.map(_abstract, like)))['params']
@@ -298,12 +305,10 @@ def _refuse_damaged(root, any_damaged, damaged):
                     'would start afresh.')
 
 
-def _choose(directory, step, under) -> int:
+def _choose(directory, step, under) -> int | None:
   root = _absolute(directory)
   found, damaged = _newest_sound(root, step, True, under)
   _refuse_damaged(root, found is None and bool(damaged), damaged)
-  if found is None:
-    raise UserError(f'{root} holds no checkpoint.')
   return found
 
 

@@ -78,3 +78,9 @@ def bar(total: int, initial: int, description: str) -> tqdm.tqdm:
   """A bar on stderr: steps done, ETA, and a postfix; at most two lines a second, none on other processes."""
   return tqdm.tqdm(total=total, initial=initial, desc=description, unit='step', mininterval=0.5, dynamic_ncols=True,
                    disable=jax.process_index() != 0)
+
+
+def batches(iterator):
+  """Wraps an iterator of evaluation batches in a bar."""
+  return tqdm.tqdm(iterator, desc='evaluating', unit='batch', mininterval=0.5, dynamic_ncols=True,
+                   disable=jax.process_index() != 0)

@@ -34,16 +34,16 @@ def open_workdir(workdir: str | pathlib.Path) -> pathlib.Path:
   return path
 
 
-def _flat(values: dict, prefix: str = '') -> dict:
-  flat = {}
+def flat(values: dict, prefix: str = '') -> dict:
+  found = {}
   for key, value in values.items():
-    flat |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {f'{prefix}{key}': value}
-  return flat
+    found |= flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {f'{prefix}{key}': value}
+  return found
 
 
 def differences(saved: dict, asked: dict) -> dict[str, tuple]:
   """{'model.scheme': (saved, asked)} for every setting that defines the run and differs."""
-  saved, asked = _flat(saved), _flat(asked)
+  saved, asked = flat(saved), flat(asked)
   free = lambda name: any(name == f or name.startswith(f + '.') for f in FREE)
   return {n: (saved.get(n), asked.get(n)) for n in sorted(saved.keys() | asked.keys())
           if saved.get(n) != asked.get(n) and not free(n)}

@@ -1,0 +1,30 @@
+"""Loss, perplexity and bits per byte of a run's model on a whole split.
+
+  python experiments/evaluate.py --workdir=runs/quickstart/lns [--split=validation] [--parity]
+
+--parity prints the authors' n / (n + 1) value beside the right one.
+"""
+
+from absl import flags
+
+from lns_jax import cli
+
+WORKDIR = flags.DEFINE_string('workdir', None, 'Run folder.')
+SPLIT = flags.DEFINE_string('split', 'validation', 'Split of the corpus.')
+STEP = flags.DEFINE_integer('step', None, 'Checkpoint; the newest sound one by default.', lower_bound=0)
+PARITY = flags.DEFINE_bool('parity', False, "Also the value that the paper's code would report.")
+flags.mark_flag_as_required('workdir')
+
+
+def main():
+  from lns_jax import runs
+  return runs.evaluate(WORKDIR.value, split=SPLIT.value, step=STEP.value, parity=PARITY.value)
+
+
+def launch():
+  """Entry point."""
+  cli.run(main)
+
+
+if __name__ == '__main__':
+  launch()

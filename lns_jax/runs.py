@@ -1,0 +1,132 @@
+"""What can be asked of finished run folders: evaluate one, compare several."""
+
+import json
+import math
+import pathlib
+
+import jax
+import numpy as np
+from scipy import stats
+
+from lns_jax import sharding
+from lns_jax.config import MeshConfig
+from lns_jax.data import pipeline, prepare
+from lns_jax.errors import UserError
+from lns_jax.interop.load import load, load_run_config
+from lns_jax.train import evaluate as evaluate_lib
+from lns_jax.train import log, resume
+
+KEYS = ('loss', 'perplexity', 'bits_per_byte', 'tokens')
+
+
+def _info(workdir) -> dict:
+  path = pathlib.Path(workdir) / 'run_info.json'
+  if not path.is_file():
+    raise UserError(f'{workdir} is not a run folder: it has no run_info.json.')
+  return json.loads(path.read_text())
+
+
+def evaluate(workdir, *, split: str = 'validation', step: int | None = None, parity: bool = False) -> dict:
+  """Loss of a run's model on a whole split (bounded by eval.max_tokens), on whatever devices there are.
+
+  Args:
+    step: checkpoint; the newest sound one by default.
+    parity: adds 'paper_loss' and 'paper_perplexity', the authors' n / (n + 1) value (paper.md 6.4).
+
+  Returns:
+    {'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens'}.
+  """
+  config = load_run_config(workdir, step)
+  dataset = pipeline.open(prepare.prepare(config.data, config.model.vocab_size))
+  wanted = _info(workdir)['corpus_hash']
+  if dataset.hash != wanted:
+    raise UserError(f'{workdir} was trained on a corpus with hash {wanted[:12]}, the present one has '
+                    f'{dataset.hash[:12]}; its validation split is not the same text.')
+  mesh = sharding.make_mesh(MeshConfig())
+  model, params, _ = load(workdir, step=step)
+  everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), params)
+  params = jax.device_put(params, everywhere)
+  rows = evaluate_lib.batch_size(mesh, config.eval.batch_size or config.train.batch_size)
+  found = evaluate_lib.evaluate(
+      evaluate_lib.make_eval_step(model, mesh, everywhere), params, dataset, mesh, split=split, rows=rows,
+      max_tokens=config.eval.max_tokens, progress=log.batches)
+  result = {k: found[k] for k in KEYS}
+  if parity:
+    result |= {'paper_loss': found['paper_loss'], 'paper_perplexity': math.exp(found['paper_loss'])}
+  return result
+
+
+def compare(workdirs, *, allow_different_corpora: bool = False) -> dict:
+  """Results of finished runs side by side, and their differences from the first, paired by seeds.
+
+  Returns:
+    {'runs': [{'workdir', 'settings' (those in which the runs differ), 'loss', 'perplexity', 'bits_per_byte',
+    'difference' (loss minus that of the first run of the same seeds, None for those)}], 'groups': [{'settings',
+    'pairs', 'mean_difference', 'interval' (95 %, Student's t; None for a single pair)}]}.
+
+  Raises:
+    UserError: a folder is no finished run, or the corpora differ.
+  """
+  runs = [_finished(w) for w in workdirs]
+  hashes = {r['corpus_hash'] for r in runs}
+  if len(hashes) > 1 and not allow_different_corpora:
+    other = next(r for r in runs if r['corpus_hash'] != runs[0]['corpus_hash'])
+    raise UserError(f"{runs[0]['workdir']} and {other['workdir']} were trained on different corpora "
+                    f"({runs[0]['corpus_hash'][:12]}, {other['corpus_hash'][:12]}); their losses do not compare. "
+                    'Give --allow_different_corpora to print them all the same.')
+  differing = _differing([r.pop('config') for r in runs], runs)
+  seeds = lambda r: (r['settings'].get('train.seed'), r['settings'].get('data.seed'))
+  kind = lambda r: tuple((k, str(r['settings'].get(k))) for k in differing if k not in ('train.seed', 'data.seed'))
+  base = {}
+  for r in runs:
+    r['difference'] = r['loss'] - base[seeds(r)] if seeds(r) in base else None
+    if kind(r) == kind(runs[0]):
+      base[seeds(r)] = r['loss']
+  groups = {}
+  for r in runs:
+    if r['difference'] is not None and kind(r) != kind(runs[0]):
+      groups.setdefault(kind(r), []).append(r['difference'])
+  return {'runs': runs, 'groups': [{'settings': dict(k), **_interval(d)} for k, d in groups.items()]}
+
+
+def _finished(workdir) -> dict:
+  info, path = _info(workdir), pathlib.Path(workdir) / 'result.json'
+  if not path.is_file():
+    raise UserError(f'{workdir} is not finished: it has no result.json; run its pretrain command again.')
+  result = json.loads(path.read_text())
+  return {'workdir': str(workdir), 'corpus_hash': info['corpus_hash'], 'config': info['config'],
+          **{k: result[k] for k in KEYS}}
+
+
+def _differing(configs: list[dict], runs: list[dict]) -> list[str]:
+  """Names of the settings in which the runs differ; fills in each run's 'settings'."""
+  flat = [resume.flat(c) for c in configs]
+  names = sorted({n for f in flat for n in f if any(g.get(n) != f[n] for g in flat)})
+  for r, f in zip(runs, flat):
+    r['settings'] = {n: f.get(n) for n in names}
+  return names
+
+
+def _interval(differences: list[float]) -> dict:
+  n, mean = len(differences), float(np.mean(differences))
+  if n < 2:
+    return {'pairs': n, 'mean_difference': mean, 'interval': None}
+  half = float(stats.t.ppf(0.975, n - 1) * stats.sem(differences))
+  return {'pairs': n, 'mean_difference': mean, 'interval': [mean - half, mean + half]}
+
+
+def table(compared: dict) -> str:
+  """`compare`'s result as lines of text."""
+  names = sorted({n for r in compared['runs'] for n in r['settings']})
+  rows = [('run', *names, 'loss', 'perplexity', 'difference')]
+  for r in compared['runs']:
+    difference = '' if r['difference'] is None else f"{r['difference']:+.4f}"
+    rows.append((r['workdir'], *(str(r['settings'][n]) for n in names), f"{r['loss']:.4f}",
+                 f"{r['perplexity']:.2f}", difference))
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  lines = ['  '.join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
+  for g in compared['groups']:
+    interval = 'one pair, no interval' if g['interval'] is None else '95 %% [%+.4f, %+.4f]' % tuple(g['interval'])
+    settings = ', '.join(f'{k}={v}' for k, v in g['settings'].items())
+    lines.append(f"{settings}: mean difference {g['mean_difference']:+.4f} over {g['pairs']} pairs, {interval}")
+  return '\n'.join(lines)
