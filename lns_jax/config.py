@@ -109,6 +109,7 @@ class ModelConfig(Section):
   p_mlp: float = setting(0.5, 'Exponent p of l^-p for the MLP norm.', low=0.0, high=4.0)
   mix_fraction: float = setting(0.25, 'Share of Post-LN layers at the bottom of a Mix-LN model.', low=0.0, high=1.0)
   init: str = setting('normal', 'Initialisation: a row of lns_jax.layers.init.', choices=init_lib.INITS)
+  init_std: float = setting(init_lib.STD, 'Standard deviation of the matrices at the start.', above=0.0)
   norm_eps: float = setting(1e-6, 'Added to the mean square in RMSNorm (1e-6 the paper).', above=0.0)
   rope_base: float = setting(10000.0, 'Base of the rotary position embedding.', above=1.0)
   tie_embeddings: bool = setting(False, 'Whether the head is the embedding.')

@@ -24,24 +24,25 @@ class Packer:
     self._T = T
     self._row: list[list[np.ndarray]] = []  # each piece as the parts it came in
     self._filled = 0
+    self._open = False  # whether the row's last piece belongs to the document that is being given
     self._tail = np.empty(0, np.int32)  # the last id of the document so far, which the next part continues
     self.cut = 0  # predictions that were given up: none, ever
 
   def add(self, ids: np.ndarray, end: bool) -> Iterator[Row]:
     """Takes the next ids of a document; `end` closes it. Yields the rows that became full."""
-    fresh = not self._tail.size
     ids = np.concatenate([self._tail, ids])
     at = 0
     while at < len(ids) - 1:
       n = min(self._T - self._filled, len(ids) - 1 - at)
-      if fresh or not self._row:
-        self._row.append([ids[at:at + n + 1]])
-      else:
+      if self._open:
         self._row[-1].append(ids[at + 1:at + n + 1])
-      at, fresh, self._filled = at + n, False, self._filled + n
+      else:
+        self._row.append([ids[at:at + n + 1]])
+      self._open, self._filled, at = True, self._filled + n, at + n
       if self._filled == self._T:
         yield self._take()
-    self._tail = np.empty(0, np.int32) if end else ids[-1:]
+    self._open = self._open and not end
+    self._tail = ids[:0] if end else ids[-1:]
 
   def flush(self) -> Iterator[Row]:
     """Yields the last, part-filled row, if any."""
@@ -49,7 +50,8 @@ class Packer:
       yield self._take()
 
   def _take(self) -> Row:
-    row, self._row, self._filled = [np.concatenate(p) for p in self._row], [], 0
+    row = [np.concatenate(parts) for parts in self._row]
+    self._row, self._filled, self._open = [], 0, False
     return row
 
 

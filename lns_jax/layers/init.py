@@ -16,14 +16,14 @@ class Init:
   """Standard deviation of the embedding, and how the matrices that write to the stream shrink.
 
   Attributes:
-    embed_std: of the token embedding.
+    embed_std: of the token embedding; None: as every matrix.
     out_scale: (l, L) -> factor on the std of `out` matrices.
-    xavier: Xavier-normal by fan in and out instead of the fixed `STD`; `out_scale` then is the gain of
+    xavier: Xavier-normal by fan in and out instead of a fixed std; `out_scale` then is the gain of
       v, out, and every MLP matrix (DeepNorm).
     depth_scaled: whether it shrinks branches with depth: fights with LNS (paper Table 6, 25.80 against 25.76).
   """
 
-  embed_std: float = STD
+  embed_std: float | None = None
   out_scale: object = lambda l, L: 1.0
   xavier: bool = False
   depth_scaled: bool = False
@@ -39,12 +39,12 @@ INITS = {
 }
 
 
-def std(init: str, role: str, l: int, L: int, fan_in: int, fan_out: int) -> float:
-  """Standard deviation of a normal draw for a matrix of the given role in layer l of L."""
+def std(init: str, base: float, role: str, l: int, L: int, fan_in: int, fan_out: int) -> float:
+  """Standard deviation of a normal draw for a matrix of the given role in layer l of L; `base` is that of plain ones."""
   i = INITS[init]
   if role == 'embed':
-    return i.embed_std
+    return i.embed_std or base
   if not i.xavier:
-    return STD * (i.out_scale(l, L) if role == 'out' else 1.0)
-  gain = i.out_scale(l, L) if role in ('value', 'out', 'mlp_in') else 1.0
+    return base * (i.out_scale(l, L) if role == 'out' else 1.0)
+  gain = i.out_scale(l, L) if role in ('value', 'mlp_in', 'out') else 1.0
   return gain * math.sqrt(2 / (fan_in + fan_out))

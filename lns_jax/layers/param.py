@@ -41,7 +41,7 @@ def matrix(module: nn.Module, name: str, role: str, layer: int, shape: tuple[int
     fan_in: product of the contracted dimensions.
   """
   config = module.config
-  std = init_lib.std(config.init, role, layer, config.depth, fan_in, math.prod(shape) // fan_in)
+  std = init_lib.std(config.init, config.init_std, role, layer, config.depth, fan_in, math.prod(shape) // fan_in)
   normal = nn.initializers.normal(std)
   return module.param(name, nn.with_logical_partitioning(normal, axes), shape, dtypes(config)[0])
 
