@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from lns_jax import config as config_lib
 from lns_jax.layers import init as init_lib
+from lns_jax.layers import schemes
 
 
 def dtypes(config: config_lib.ModelConfig) -> tuple[jnp.dtype, jnp.dtype]:
@@ -41,7 +42,11 @@ def matrix(module: nn.Module, name: str, role: str, layer: int, shape: tuple[int
     fan_in: product of the contracted dimensions.
   """
   config = module.config
-  std = init_lib.std(config.init, config.init_std, role, layer, config.depth, fan_in, math.prod(shape) // fan_in)
+  gain = layer and schemes.row(config.scheme, layer, config.depth, config.mix_fraction).xavier_gain
+  if gain:
+    std = init_lib.xavier_std(gain(layer, config.depth, 0.0), role, fan_in, math.prod(shape) // fan_in)
+  else:
+    std = init_lib.std(config.init, config.init_std, role, layer, config.depth)
   normal = nn.initializers.normal(std)
   return module.param(name, nn.with_logical_partitioning(normal, axes), shape, dtypes(config)[0])
 

@@ -33,6 +33,11 @@ def deepnorm_alpha(l: int, L: int, p: float) -> float:
   return (2 * L) ** 0.25
 
 
+def deepnorm_beta(l: int, L: int, p: float) -> float:
+  """(8L)^(-1/4), DeepNet; the paper's code has the exponent's sign wrong (paper.md 6.3)."""
+  return (8 * L) ** -0.25
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
   """One row of the table: which norms exist, and the five factors.
@@ -42,7 +47,8 @@ class Row:
     a: factor on the residual stream. b: on the branch. c: before the norm. s: on the input norm's
       output. post: on the result.
     embed_norm: whether the embedding is normalised too (Peri-LN).
-    init: name of the initialisation that belongs to the scheme; empty: any.
+    xavier_gain: where given, blocks start Xavier-normal with this gain (see `init.xavier_std`), whatever
+      model.init says of matrices.
   """
 
   in_norm: bool = False
@@ -54,7 +60,7 @@ class Row:
   s: Factor = one
   post: Factor = one
   embed_norm: bool = False
-  init: str = ''
+  xavier_gain: Factor | None = None
 
 
 def mix_layers(L: int, fraction: float) -> int:
@@ -74,7 +80,7 @@ SCHEMES: dict[str, Row | Callable[[int, int, float], Row]] = {
     'res_norm': Row(res_norm=True),
     'sandwich': Row(in_norm=True, res_norm=True),
     'peri': Row(in_norm=True, res_norm=True, embed_norm=True),
-    'deepnorm': Row(out_norm=True, a=deepnorm_alpha, init='deepnorm'),
+    'deepnorm': Row(out_norm=True, a=deepnorm_alpha, xavier_gain=deepnorm_beta),
     # The only row that depends on the layer: Post-LN below, Pre-LN above.
     'mix': lambda l, L, fraction: POST if l <= mix_layers(L, fraction) else PRE,
 }

@@ -23,6 +23,8 @@ LAYER_STATS = ('variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm')
 
 def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   """Checks everything that can be known before long work, prepares the data, and writes run_info.json."""
+  for warning in config_lib.warnings(config):
+    say(f'warning: {warning}')
   mesh = sharding.make_mesh(config.mesh)
   parts = sharding.batch_parts(mesh) * config.train.accumulation
   config_lib.check_batch('train.batch_size', config.train.batch_size, parts, 'devices x micro-batches')
