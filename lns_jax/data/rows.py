@@ -29,8 +29,10 @@ class Writer:
   """Writes rows to one array_record file; without a row there is no file."""
 
   def __init__(self, path: pathlib.Path, dtype: np.dtype):
+    from tensorflow_datasets.core import example_serializer
     self._path, self._dtype = path, dtype
     self._features = features(dtype)
+    self._serializer = example_serializer.ExampleSerializer(self._features.get_serialized_info())
     self._file = None
     self.rows = 0
 
@@ -38,7 +40,8 @@ class Writer:
     if self._file is None:
       from array_record.python import array_record_module
       self._file = array_record_module.ArrayRecordWriter(str(self._path), 'group_size:1')
-    self._file.write(self._features.serialize_example(packing.encode_row(row, self._dtype)))
+    example = self._serializer.get_tf_example(self._features.encode_example(packing.encode_row(row, self._dtype)))
+    self._file.write(example.SerializeToString(deterministic=True))  # else the order of fields varies by process
     self.rows += 1
 
   def close(self) -> None:

@@ -116,9 +116,12 @@ class HFTokenizer(Tokenizer):
     self.hash = hashlib.sha256(f'{text}\n{self.bos_id} {self.eos_id}'.encode()).hexdigest()
 
   def _find(self, given: str | None, names: Sequence[str]) -> str | None:
-    if given is not None:
-      return given if self._inner.token_to_id(given) is not None else None
-    return next((n for n in names if n in self._special.values()), None)
+    """The given special token ('': there is none), or the first known name; None: there is none."""
+    if given is None:
+      return next((n for n in names if n in self._special.values()), None)
+    if given and self._inner.token_to_id(given) is None:
+      raise ValueError(f'its special token {given!r} is not in its vocabulary')
+    return given or None
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     encoded = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -247,14 +250,16 @@ def load(path) -> Tokenizer:
     config = path.parent / 'tokenizer_config.json'
     names = json.loads(config.read_text()) if config.exists() else {}
     return HFTokenizer(path.read_text(encoding='utf-8'), name=names.get('name', path.name),
-                       bos=_content(names.get('bos_token')), eos=_content(names.get('eos_token')))
+                       bos=_special(names, 'bos_token'), eos=_special(names, 'eos_token'))
   except Exception as error:  # both libraries raise bare Exception or RuntimeError for a damaged file
     raise UserError(f'{path} is not a tokenizer that can be read: {_first_line(error)}.') from None
 
 
-def _content(token) -> str | None:
-  """The text of a special token, which older files write as a dict."""
-  return token.get('content') if isinstance(token, dict) else token
+def _special(names: dict, key: str) -> str | None:
+  """A special token of a tokenizer_config.json: '' where it says there is none, None where it says nothing."""
+  token = names.get(key)
+  token = token.get('content') if isinstance(token, dict) else token  # as older files write it
+  return token or '' if key in names else None
 
 
 def _first_line(error: Exception) -> str:
