@@ -1,0 +1,108 @@
+"""What measured numbers say, in sentences that hold for whatever was measured: no direction is taken for granted.
+
+`schemes` is the 'schemes' part of a quickstart's summary: name -> losses and the keys of depth.json; models that
+diverged have no measures and are left out of what is said of measures.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from lns_jax.depth.plots import floats
+
+SMALL = 1.0  # percent of the loss: below it, a layer counts as removable
+
+
+def number(value: float, digits: int = 3) -> str:
+  """Significant digits; a dash for nothing."""
+  if value is None or not np.isfinite(value):
+    return '–'
+  if abs(value) >= 10 ** (digits - 1) or not value:
+    return f'{value:,.0f}'
+  return f'{value:#.{digits}g}'
+
+
+def listed(items) -> str:
+  """'a, b and c'."""
+  *first, last = items
+  return f'{", ".join(first)} and {last}' if first else last
+
+
+def with_measure(schemes: Mapping[str, dict], measure: str) -> dict[str, dict]:
+  """The models that have it."""
+  return {name: found for name, found in schemes.items() if found.get(measure) is not None}
+
+
+def _each(schemes: Mapping[str, dict], measure: str, say: Callable[[dict], str]) -> str:
+  return listed([f'{say(found)} in {name}' for name, found in with_measure(schemes, measure).items()])
+
+
+def losses(schemes: Mapping[str, dict]) -> str:
+  """Which model ends with the lowest validation loss, by how much, and why that is no verdict."""
+  ended = sorted((found['val_loss'], name) for name, found in with_measure(schemes, 'val_loss').items())
+  if not ended:
+    return 'No model reached the end of its training.'
+  (low, first), (high, last) = ended[0], ended[-1]
+  if len(ended) == 1:
+    return f'{first} reached a validation loss of {low:.4f} nats per token; there is no other model to compare it with.'
+  caution = 'this is one seed, so it says what these runs did, not which scheme is better'
+  if f'{low:.4f}' == f'{high:.4f}':
+    return f'The validation losses of {listed([n for _, n in ended])} agree to four decimals ({low:.4f}); {caution}.'
+  word = 'lower' if len(ended) == 2 else 'lowest'
+  return (f'{first} ended with the {word} validation loss, {low:.4f} nats per token, {high - low:.4f} '
+          f'({(high - low) / high:.1%}) below {"" if len(ended) == 2 else "the highest, that of "}{last} '
+          f'({high:.4f}); {caution}.')
+
+
+def divergences(schemes: Mapping[str, dict]) -> list[str]:
+  """One sentence a model that diverged."""
+  reason = lambda found: found.get('reason') or 'no reason was recorded.'
+  return [f'{name} diverged, so it has no final loss and no measures: {reason(found)}'
+          for name, found in schemes.items() if found.get('diverged')]
+
+
+def percent(found: dict, values) -> np.ndarray:
+  """Rises of the loss (nats per token) in percent of the whole model's loss on the same sample."""
+  return 100 * floats(values) / found['baseline']
+
+
+def removable(found: dict) -> int:
+  """Layers whose removal, one at a time, raises the loss by less than SMALL percent."""
+  return int(np.sum(percent(found, found['layer_drop']) < SMALL))
+
+
+def removal(schemes: Mapping[str, dict]) -> list[str]:
+  """How many layers are removable one at a time, and which costs most."""
+  def count(found):
+    return f'{removable(found)} of {found["layers"]} layers'
+  def dearest(found):
+    rises = percent(found, found['layer_drop'])
+    worst = int(np.nanargmax(rises))
+    return f'layer {found["layer_ids"][worst]} ({rises[worst]:+.1f}%)'
+  return [f'Taken out one at a time, without any retraining, {_each(schemes, "layer_drop", count)} raise the loss by '
+          f'less than {SMALL:g}%.',
+          f'The layer that costs most is {_each(schemes, "layer_drop", dearest)}.']
+
+
+def last_variance(schemes: Mapping[str, dict]) -> str:
+  """Output variance of the last layer of each model, and the ratio of largest to smallest."""
+  values = [found['variance'][-1] for found in with_measure(schemes, 'variance').values()]
+  ratio = f', a ratio of {number(max(values) / min(values))}' if len(values) > 1 and min(values) > 0 else ''
+  said = _each(schemes, 'variance', lambda found: number(found['variance'][-1]))
+  return f'The output variance of the last layer is {said}{ratio}.'
+
+
+def variance_growth(schemes: Mapping[str, dict]) -> str:
+  """Last layer over first layer."""
+  said = _each(schemes, 'variance', lambda found: number(found['variance'][-1] / found['variance'][1]))
+  return f'The last layer\'s variance over the first layer\'s is {said}.'
+
+
+def halves(schemes: Mapping[str, dict], measure: str, what: str, row=floats) -> str:
+  """How the median over the first half of the layers compares with that over the second. `row`: measure -> [L]."""
+  def say(found):
+    values = row(found[measure])
+    middle = -(-len(values) // 2)
+    return f'from {number(np.nanmedian(values[:middle]))} to {number(np.nanmedian(values[middle:]))}'
+  return (f'From the median over the first half of the layers to that over the second half, {what} goes '
+          f'{_each(schemes, measure, say)}.')
