@@ -1,0 +1,17 @@
+"""Eight forced host devices, float32 products, and one data cache for the whole session."""
+
+import os
+
+os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+
+import pytest  # noqa: E402
+
+
+@pytest.fixture(scope='session', autouse=True)
+def cache(tmp_path_factory):
+  """Prepared data and compiled programs are shared by all tests and all workers of one session."""
+  base = tmp_path_factory.getbasetemp()
+  root = base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base
+  os.environ['LNS_JAX_CACHE'] = str(root / 'lns_jax_cache')
+  return root / 'lns_jax_cache'

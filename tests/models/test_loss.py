@@ -1,0 +1,33 @@
+"""Losses are sums and weights; a masked target is never read."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lns_jax.models import loss
+
+
+def test_uniform_logits_cost_the_log_of_the_vocabulary():
+  found = loss.token_losses(jnp.zeros((1, 2, 32000)), jnp.array([[3, 31999]]), jnp.ones((1, 2)))
+  np.testing.assert_allclose(found, 10.3734912, rtol=1e-6)
+
+
+@pytest.mark.parametrize('ignored', [-100, -1, 10, 2**31 - 1])
+def test_an_ignored_label_is_not_read(ignored):
+  """Known fault S6: optax gives NaN for -100 and the last class for -1."""
+  def total(logits):
+    return jnp.sum(loss.token_losses(logits, jnp.array([[3, ignored]]), jnp.array([[1.0, 0.0]])))
+  value, grad = jax.value_and_grad(total)(jnp.zeros((1, 2, 10)))
+  assert float(value) == pytest.approx(2.3025851) and np.isfinite(grad).all() and (grad[0, 1] == 0).all()
+
+
+def test_weights_are_real_tokens_or_as_given():
+  batch = {'segment_ids': jnp.array([[1, 2, 0]])}
+  np.testing.assert_array_equal(loss.weights(batch), [[1, 1, 0]])
+  np.testing.assert_array_equal(loss.weights(batch | {'weights': jnp.array([[0.0, 1.0, 0.0]])}), [[0, 1, 0]])
+
+
+def test_mean_of_nothing_is_zero():
+  assert float(loss.mean(jnp.float32(0), jnp.float32(0))) == 0
+  assert float(loss.mean(jnp.float32(7), jnp.float32(4))) == 1.75
