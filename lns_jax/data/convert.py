@@ -15,7 +15,7 @@ from lns_jax.data import packing, readers, rows, tokenizers
 from lns_jax.errors import UserError
 
 SPLITS = ('train', 'validation')
-BATCH_CHARS = 1 << 20  # text that is tokenised in one call
+BATCH_CHARS = 1 << 19  # text that is tokenised in one call
 
 
 @dataclasses.dataclass(frozen=True)

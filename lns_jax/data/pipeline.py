@@ -83,7 +83,9 @@ class Dataset:
 
   def _train_batches(self, seed, local, start_step, num_steps, p, P, threads) -> Iterator[Batch]:
     import grain
-    dataset = grain.MapDataset.source(self._rows['train']).seed(seed).shuffle().repeat().batch(local)[p::P]
+    shuffled = grain.MapDataset.source(self._rows['train']).seed(seed).shuffle().repeat()
+    # Without drop_remainder the length of the endless sequence overflows for batches of one row.
+    dataset = shuffled.batch(local, drop_remainder=True)[p::P]
     iterator = iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4 * threads)))
     iterator.set_state({'next_index': start_step})
     step = 0

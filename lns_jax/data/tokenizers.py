@@ -22,7 +22,7 @@ BPE_TRAINING_BYTES = 16_000_000
 BPE_RULE = 'byte-level BPE, GPT-2 split, rule 1'
 BOS, EOS = '<bos>', '<eos>'
 # A document longer than this is encoded in pieces, so that memory is bounded.
-PIECE_CHARS = 1 << 18
+PIECE_CHARS = 1 << 16
 
 _BOS_NAMES = ('<bos>', '<s>', '<|begin_of_text|>', '[CLS]')
 _EOS_NAMES = ('<eos>', '</s>', '<|end_of_text|>', '<|endoftext|>', '[SEP]')
@@ -84,8 +84,8 @@ class Tokenizer(abc.ABC):
     without such a place is cut anywhere, so that memory is bounded for every input.
     """
     rest, started = '', False
-    for chunk in chunks:
-      rest += chunk
+    for more in (chunk[at:at + PIECE_CHARS] for chunk in chunks for at in range(0, len(chunk), PIECE_CHARS)):
+      rest += more
       while len(rest) > PIECE_CHARS:
         spaces = [m.start() for m in re.finditer(r'(?<=\S) (?=\S)', rest[:PIECE_CHARS])]
         cut = spaces[-1] if spaces else PIECE_CHARS
@@ -208,8 +208,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> HFTokenizer:
 
 
 def _bounded(texts: Iterable[str], limit: int) -> Iterable[str]:
+  """The texts up to `limit` characters, long ones in pieces: a trainer's memory is many times a text's."""
   for text in texts:
-    yield text[:limit]
+    for at in range(0, min(len(text), limit), PIECE_CHARS):
+      yield text[at:min(at + PIECE_CHARS, limit)]
     limit -= len(text)
     if limit <= 0:
       return
