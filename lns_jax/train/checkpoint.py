@@ -90,8 +90,9 @@ class Checkpointer:
 
   def wait(self):
     """Waits for the save that is under way. Raises UserError when it could not be written."""
-    pending, self._pending = self._pending, None
-    if pending is not None:
+    if self._pending is not None:
+      concurrent.futures.wait([self._pending])
+      pending, self._pending = self._pending, None  # only now: an interrupted wait must not lose the error
       pending.result()
 
   def check(self):

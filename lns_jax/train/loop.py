@@ -76,6 +76,10 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
   workdir = resume.open_workdir(workdir)
   start = time.perf_counter()
   run = set_up(config, workdir)
+  done = resume.finished(workdir, run.steps)
+  if done:
+    say(f'{workdir} is finished: {run.steps} steps.')
+    return done
   with Signals() as signals, checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver:
     state, position = resume.restore_or_init(run, saver)
     say(f'{workdir}: compiling for {jax.device_count()} x {jax.devices()[0].device_kind}')

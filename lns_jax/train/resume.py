@@ -67,6 +67,13 @@ def check_config(workdir: pathlib.Path, config: RunConfig, corpus_hash: str):
                     f'{corpus_hash[:12]}; use another --workdir.')
 
 
+def finished(workdir: pathlib.Path, steps: int) -> dict | None:
+  """The result of a run that reached its last step, None of one that did not."""
+  path = workdir / 'result.json'
+  result = json.loads(path.read_text()) if path.exists() else {}
+  return result if result.get('step') == steps else None
+
+
 def restore_or_init(run: Run, saver: checkpoint.Checkpointer) -> tuple[step_lib.TrainState, dict]:
   """(state, {'step', 'tokens'}): from the newest sound checkpoint, else fresh."""
   abstract = run.canonical().abstract_state()

@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -342,6 +343,39 @@ def test_a_relative_folder_works(tmp_path, monkeypatch):
 def run_python(code, *args, **env):
   return subprocess.run([sys.executable, '-c', code, *map(str, args)], capture_output=True, text=True, timeout=120,
                         env=os.environ | {'JAX_PLATFORMS': 'cpu'} | env)
+
+
+@pytest.fixture
+def small_files():
+  """No file may grow beyond 1 MB, as on a disk that is nearly full."""
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+  yield
+  resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def save_4_mb(keeper):
+  noise = np.random.default_rng(0).standard_normal((1000, 1000), np.float32)
+  keeper.save(1, params={'w': jnp.asarray(noise)}, opt_state={'count': jnp.int32(1)}, data={}, config={})
+
+
+def test_a_failed_save_is_reported_by_the_next_check_and_only_once(tmp_path, small_files):
+  with checkpoint.Checkpointer(tmp_path, CheckpointConfig()) as keeper:
+    save_4_mb(keeper)
+    with pytest.raises(UserError, match='/1 could not be written: File too large'):
+      while True:
+        keeper.check()
+        time.sleep(0.01)
+    save(keeper, 1)  # what fits is saved
+  assert restore(tmp_path).step == 1
+
+
+def test_the_error_of_the_run_comes_before_that_of_its_last_save(tmp_path, small_files, caplog):
+  with pytest.raises(KeyError, match='user code'):
+    with checkpoint.Checkpointer(tmp_path, CheckpointConfig()) as keeper:
+      save_4_mb(keeper)
+      raise KeyError('user code')
+  assert '/1 could not be written: File too large' in caplog.text
 
 
 FULL = """

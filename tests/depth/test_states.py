@@ -1,0 +1,138 @@
+"""Angles, variances and their traps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lns_jax import depth
+from lns_jax.depth import states
+from lns_jax.errors import UserError
+from lns_jax.models import decoder
+from tiny import batch, model, params
+
+
+def angle(u, v):
+  (a, ok_a), (b, ok_b) = states.unit(jnp.asarray(u)), states.unit(jnp.asarray(v))
+  assert ok_a and ok_b
+  return float(states.distance(a, b)[0])
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_a_vector_is_at_no_distance_from_itself(dtype):
+  """Known fault D1: a rounded cosine above 1 makes arccos NaN."""
+  assert angle(jnp.arange(6, dtype=dtype), jnp.arange(6, dtype=dtype)) <= 1e-6
+  x = jax.random.normal(jax.random.key(0), (1000, 64), dtype)
+  u, _ = states.unit(x)
+  assert float(states.distance(u, u)[0].max()) == 0.0
+
+
+def test_opposite_is_exactly_one_and_orthogonal_a_half():
+  assert angle([1.0, 1.0], [-1.0, -1.0]) == 1.0
+  assert angle([1.0, 0.0], [0.0, 2.0]) == pytest.approx(0.5, abs=1e-7)
+
+
+@pytest.mark.parametrize('small', [1e-1, 1e-3, 1e-5])
+def test_small_angles_are_right_to_one_percent(small):
+  """arccos of a float32 cosine sees nothing below 3e-4."""
+  rng = np.random.default_rng(0)
+  a = rng.normal(size=64)
+  b = rng.normal(size=64)
+  b -= a * (a @ b) / (a @ a)
+  b *= np.linalg.norm(a) / np.linalg.norm(b)
+  turned = np.cos(small) * a + np.sin(small) * b
+  assert angle(a.astype(np.float32), turned.astype(np.float32)) == pytest.approx(small / np.pi, rel=0.01)
+
+
+def test_huge_and_tiny_vectors_have_directions():
+  assert angle(np.float32([3e30, 0]), np.float32([0, 1e-30])) == pytest.approx(0.5)
+
+
+def test_a_zero_vector_is_left_out_and_counted():
+  """Known fault D10: tokens [0, 0] and [1, 0] against [0, 1], [0, 1] are 0.5 from one of two tokens."""
+  stream = jnp.array([[[[0.0, 0.0], [1.0, 0.0]]], [[[0.0, 1.0], [0.0, 1.0]]]])
+  angles, influences, counts = states.all_pairs(stream, jnp.ones((1, 2)))
+  assert counts[0, 0, 0] == 1 and angles[0, 0, 0] == pytest.approx(0.5) and influences[0, 0, 0] == pytest.approx(1.0)
+
+
+def test_only_zero_vectors_are_an_error():
+  config = model()
+  p = jax.tree.map(jnp.zeros_like, params(config))
+  with pytest.raises(UserError, match='no valid tokens'):
+    depth.profile(config, p, [batch()])
+
+
+@pytest.mark.parametrize('L', [2, 4])
+def test_cells_of_the_map(L):
+  """Known fault D5: n = 1..L give L, L - 1, ... cells; the rest is masked, never 0."""
+  config = model(num_layers=L)
+  p, b = params(config), batch()
+  found = depth.angular(config, p, [b])
+  assert found.value.shape == (L, L)
+  for n in range(1, L + 1):
+    assert np.isfinite(found.value[n - 1]).sum() == L + 1 - n
+    assert np.isnan(found.value[n - 1, L + 1 - n:]).all()
+  s = np.asarray(decoder.states(config, p, b['tokens'], segment_ids=b['segment_ids']), np.float64)
+  real = b['segment_ids'] > 0
+  unit = s / np.linalg.norm(s, axis=-1, keepdims=True)
+  for n in range(1, L + 1):
+    for l in range(1, L + 2 - n):
+      cosine = np.sum(unit[l - 1] * unit[l - 1 + n], -1)[real]
+      assert found.value[n - 1, l - 1] == pytest.approx(np.mean(np.arccos(cosine)) / np.pi, rel=1e-4)
+  influence = depth.block_influence(config, p, [b]).value
+  np.testing.assert_allclose(influence, [np.mean(1 - np.sum(unit[l] * unit[l + 1], -1)[real]) for l in range(L)], rtol=1e-3)
+
+
+def test_variance_is_over_hidden_units_with_ddof_0_and_without_padding():
+  config, b = model(scheme='lns'), batch()
+  p = params(config)
+  s = np.asarray(decoder.states(config, p, b['tokens'], segment_ids=b['segment_ids']), np.float64)
+  expected = np.var(s, axis=-1)[:, b['segment_ids'] > 0].mean(-1)
+  found = depth.variance(config, p, [b])
+  np.testing.assert_allclose(found.value, expected, rtol=1e-5)
+  assert (found.low <= found.value).all() and (found.value <= found.high).all()
+  assert found.tokens == (b['segment_ids'] > 0).sum()
+
+
+def test_twice_the_same_examples_change_no_mean():
+  config, b = model(), batch()
+  p = params(config)
+  once, twice = depth.profile(config, p, [b]), depth.profile(config, p, [b, b])
+  for name in once:
+    np.testing.assert_allclose(twice[name].value, once[name].value, rtol=1e-6)
+
+
+@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
+def test_a_block_that_does_nothing_is_at_no_distance(loop):
+  config = model(num_layers=3, loop=loop)
+  p = params(model(num_layers=3))
+  p['layers']['2']['attn']['o'] *= 0
+  p['layers']['2']['mlp']['down'] *= 0
+  from lns_jax.models import layout
+  found = depth.profile(config, layout.native(p, config), [batch()])
+  assert found['angular'].value[0, 1] == 0.0 and found['block_influence'].value[1] == 0.0
+
+
+def test_a_non_finite_state_names_layer_and_token():
+  config, b = model(num_layers=3), batch(segments=False)
+  p = params(config)
+  p['embed']['table'] = p['embed']['table'].at[int(b['tokens'][1, 5])].set(jnp.nan)
+  with pytest.raises(UserError, match='the embedding is not finite'):
+    depth.variance(config, p, [b])
+  p = params(config)
+  p['layers']['2']['mlp']['down'] = p['layers']['2']['mlp']['down'].at[0, 0].set(jnp.inf)
+  with pytest.raises(UserError, match='layer 2 is not finite at token 0 of sequence 0'):
+    depth.variance(config, p, [b])
+
+
+def test_half_precision_variance_does_not_overflow():
+  """Known fault D7."""
+  x = jnp.asarray([[300.0, -300.0]], jnp.float16)
+  from lns_jax.train import stats
+  kept = stats.reader(jnp.ones((1, 1)))({'out': x[None]})
+  assert float(kept['variance']) == 90000.0
+
+
+def test_no_batches_is_an_error():
+  with pytest.raises(UserError, match='no batches'):
+    depth.profile(model(), params(model()), [])

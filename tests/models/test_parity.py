@@ -1,0 +1,193 @@
+"""The decoder computes what transformers computes: logits, states, gradients; reference numbers by make_fixtures.py."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lns_jax.config import ModelConfig
+from lns_jax.layers import attention
+from lns_jax.layers.norms import RMSNorm
+from lns_jax.models import decoder, layout
+from lns_jax.train import step
+
+FIXTURES = pathlib.Path(__file__).parents[1] / 'fixtures'
+NAMES = ('gqa', 'mha_tied', 'mqa')
+CASES = (('gqa', 'unrolled'), ('gqa', 'scan'), ('mha_tied', 'scan'), ('mqa', 'unrolled'))
+CLOSE = dict(rtol=0, atol=2e-5)  # logits are of order 1 to 10; 8e-6 was the largest difference seen
+
+
+@functools.cache
+def fixture(name):
+  with np.load(FIXTURES / f'llama_{name}.npz') as f:
+    arrays = dict(f)
+  return json.loads(str(arrays.pop('meta'))), arrays
+
+
+def make_config(name, **changes):
+  hf = fixture(name)[0]['config']
+  return ModelConfig(**dict(
+      vocab_size=hf['vocab_size'], d_model=hf['hidden_size'], d_ff=hf['intermediate_size'],
+      num_layers=hf['num_hidden_layers'], num_heads=hf['num_attention_heads'], num_kv_heads=hf['num_key_value_heads'],
+      head_dim=hf['head_dim'], norm_eps=hf['rms_norm_eps'], rope_base=hf['rope_theta'],
+      tie_embeddings=hf['tie_word_embeddings'], precision='float32') | changes)
+
+
+def tree(config, get):
+  """Our parameters from `get(name)`, which returns a Hugging Face matrix [out, in] or gain."""
+  D, H, K, h = config.d_model, config.num_heads, config.num_kv_heads, config.head_dim
+  heads = lambda w, n: w.reshape(n, h, D).transpose(2, 0, 1)
+  def layer(at):
+    attn, mlp = f'{at}.self_attn', f'{at}.mlp'
+    return {
+        'attn_in_norm': {'gain': get(f'{at}.input_layernorm')},
+        'mlp_in_norm': {'gain': get(f'{at}.post_attention_layernorm')},
+        'attn': {'q': heads(get(f'{attn}.q_proj'), H), 'k': heads(get(f'{attn}.k_proj'), K),
+                 'v': heads(get(f'{attn}.v_proj'), K), 'o': get(f'{attn}.o_proj').T.reshape(H, h, D)},
+        'mlp': {n: get(f'{mlp}.{n}_proj').T for n in ('gate', 'up', 'down')},
+    }
+  params = {
+      'embed': {'table': get('model.embed_tokens')}, 'final_norm': {'gain': get('model.norm')},
+      'layers': {str(l): layer(f'model.layers.{l - 1}') for l in config.layer_ids},
+  }
+  return params if config.tie_embeddings else params | {'head': {'table': get('lm_head')}}
+
+
+def read(name, config, kind='weight'):
+  """Weights or gradients of a fixture as our tree, in the layout of the config's loop."""
+  return layout.native(tree(config, lambda n: jnp.asarray(fixture(name)[1][f'{kind}/{n}.weight'])), config)
+
+
+def model(name, **changes):
+  """(config, params, tokens, reference arrays)."""
+  config = make_config(name, **changes)
+  return config, read(name, config), fixture(name)[1]['tokens'], fixture(name)[1]
+
+
+@functools.cache
+def ours(name, loop, scheme='pre'):
+  """(logits, states) of our model on the fixture's tokens."""
+  config, params, tokens, _ = model(name, loop=loop, scheme=scheme)
+  @jax.jit
+  def both(params):
+    logits, out = decoder.apply(config, params, {'tokens': tokens}, ['embed', 'layers/*/out'])
+    return logits, jnp.stack([out['embed'], *(out[f'layers/{l}/out'] for l in config.layer_ids)])
+  return both(params)
+
+
+@pytest.mark.parametrize('name, loop', CASES)
+def test_logits_at_every_position(name, loop):
+  right = fixture(name)[1]['logits']
+  assert right.shape[:2] == (2, 32) and 1 < np.abs(right).max() < 100
+  np.testing.assert_allclose(ours(name, loop)[0], right, **CLOSE)
+
+
+@pytest.mark.parametrize('name, loop', CASES)
+def test_states_are_embedding_and_every_block_before_the_final_norm(name, loop):
+  # known fault D4: the last of transformers' own hidden_states lies behind the final norm
+  config, params, _, right = model(name)
+  states = ours(name, loop)[1]
+  np.testing.assert_allclose(states, right['states'], **CLOSE)
+  normed = RMSNorm(config).apply({'params': params['final_norm']}, states[-1])
+  np.testing.assert_allclose(normed, right['normed'], **CLOSE)
+  assert np.abs(right['states'][-1] - right['normed']).max() > 0.1
+
+
+def test_states_is_what_apply_taps():
+  config, params, tokens, right = model('mqa')
+  states = jax.jit(lambda p: decoder.states(config, p, tokens))(params)
+  assert states.shape == (config.num_layers + 1, *tokens.shape, config.d_model)
+  np.testing.assert_allclose(states, right['states'], **CLOSE)
+
+
+@pytest.mark.parametrize('name, loop', CASES)
+def test_layernorm_scaling_is_the_norms_output_over_the_root_of_the_layer(name, loop):
+  right = fixture(name)[1]
+  logits, states = ours(name, loop, 'lns')
+  np.testing.assert_allclose(logits, right['lns_logits'], **CLOSE)
+  np.testing.assert_allclose(states, right['lns_states'], **CLOSE)
+  assert np.abs(right['lns_logits'] - right['logits']).max() > 0.1
+
+
+@pytest.mark.parametrize('name, loop', CASES)
+def test_loss_and_its_gradient_by_every_weight(name, loop):
+  # of a tied model: both ends of the embedding contribute (known fault I8)
+  config, params, tokens, right = model(name, loop=loop)
+  segments = np.ones_like(tokens)
+  segments[:, -1] = 0  # the last token has no target
+  batch = {'tokens': tokens, 'targets': np.roll(tokens, -1, axis=1), 'segment_ids': segments}
+  def mean_loss(p):
+    total, (weight, _) = step.loss_sums(config, p, batch)
+    return total / weight
+  loss, grads = jax.jit(jax.value_and_grad(mean_loss))(params)
+  np.testing.assert_allclose(loss, right['loss'], rtol=1e-6)
+  expected = read(name, config, 'grad')
+  assert jax.tree.structure(grads) == jax.tree.structure(expected)
+  for (path, ours), theirs in zip(jax.tree.leaves_with_path(grads), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max(), err_msg=str(path))
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_packed_documents_get_the_logits_of_documents_run_alone(name):
+  config, params, tokens, right = model(name)
+  segments = 1 + (np.arange(tokens.shape[1]) >= fixture(name)[0]['cut']) * np.ones_like(tokens)
+  logits = jax.jit(lambda p: decoder.forward(config, p, tokens, segment_ids=segments))(params)
+  np.testing.assert_allclose(logits, right['packed_logits'], **CLOSE)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_greedy_continuation(name):
+  config, params, _, right = model(name)
+  forward = jax.jit(lambda tokens: decoder.forward(config, params, tokens))
+  tokens = np.zeros_like(right['greedy'])
+  prompt = fixture(name)[0]['prompt']
+  tokens[:, :prompt] = right['greedy'][:, :prompt]
+  for t in range(prompt, tokens.shape[1]):  # what follows position t - 1 is still zero and must not be seen
+    tokens[:, t] = forward(tokens)[:, t - 1].argmax(-1)
+  np.testing.assert_array_equal(tokens, right['greedy'])
+
+
+@pytest.mark.parametrize('change', [{'rope_base': 2e4}, {'norm_eps': 3e-5}, {'scheme': 'lns'}, {'scheme': 'post'}])
+def test_the_reference_tells_wrong_settings_apart(change):
+  config, params, tokens, right = model('mqa')
+  wrong = dataclasses.replace(config, **change)
+  if change.get('scheme') == 'post':
+    params['layers'] = {l: {n.replace('in_norm', 'out_norm'): v for n, v in p.items()}
+                        for l, p in params['layers'].items()}
+  logits = jax.jit(lambda p: decoder.forward(wrong, p, tokens))(params)
+  assert np.abs(logits - right['logits']).max() > 1e-3
+
+
+def test_variance_of_the_last_state_is_not_that_of_a_normalised_one():
+  # known fault D4, the tell-tale: behind a final norm with unit gain the mean square is 1 whatever goes in
+  config, params, tokens, _ = model('gqa')
+  louder = {**params, 'embed': {'table': 100 * params['embed']['table']}}
+  mean_square = jax.jit(lambda p: jnp.mean(jnp.square(decoder.states(config, p, tokens)[-1])))
+  quiet, loud = mean_square(params), mean_square(louder)
+  assert abs(quiet - 1) > 0.1 and loud > 10 * quiet
+
+
+@pytest.mark.parametrize('position, expected', [
+    (0, [1, 0, 0, 0]),
+    (1, [0.5403023, 0, 0.8414710, 0]),  # cos 1, sin 1; the interleaved layout has the sine at index 1
+    (2, [-0.4161468, 0, 0.9092974, 0]),
+])
+def test_rotary_positions_pair_the_halves_of_a_head(position, expected):
+  # known fault I1: base 10000, head width 4, q = [1, 0, 0, 0]
+  config = ModelConfig(vocab_size=8, d_model=4, num_layers=1, num_heads=1, precision='float32')
+  ctx = attention.context(config, jnp.zeros((1, 3), jnp.int32), None)
+  q_BTHh = jnp.zeros((1, 3, 1, 4)).at[..., 0].set(1)
+  np.testing.assert_allclose(attention.rotate(q_BTHh, ctx)[0, position, 0], expected, atol=1e-6)
+
+
+def test_rotary_frequencies_fall_within_a_half():
+  # second pair of a head of 4: frequency 10000^(-1/2) = 0.01
+  config = ModelConfig(vocab_size=8, d_model=4, num_layers=1, num_heads=1, precision='float32')
+  ctx = attention.context(config, jnp.zeros((1, 2), jnp.int32), None)
+  q_BTHh = jnp.zeros((1, 2, 1, 4)).at[..., 3].set(1)
+  np.testing.assert_allclose(attention.rotate(q_BTHh, ctx)[0, 1, 0], [0, -0.0099998, 0, 0.9999500], atol=1e-6)

@@ -1,0 +1,52 @@
+"""The rooms of the design: nothing imports upward."""
+
+import ast
+import pathlib
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parent.parent / 'lns_jax'
+# A module may import from its own room and from those named here.
+ALLOWED = {
+    'errors': set(),
+    'layers.schemes': set(), 'layers.init': set(),
+    'config': {'errors', 'layers.schemes', 'layers.init'},
+    'presets': {'config', 'errors'},
+    'layers': {'config', 'errors'},
+    'models': {'config', 'errors', 'layers'},
+    'sharding': {'config', 'errors', 'layers', 'models'},
+    'data': {'config', 'errors'},
+    'depth': {'config', 'errors', 'layers', 'models'},
+    'train': {'config', 'errors', 'layers', 'models', 'data', 'sharding'},
+    'interop': {'config', 'errors', 'layers', 'models', 'data', 'sharding', 'train.checkpoint'},
+    'cli': {'config', 'errors', 'presets'},
+}
+
+
+def room(module: str) -> str:
+  return next(r for r in sorted(ALLOWED, key=len, reverse=True) if module == r or module.startswith(r + '.'))
+
+
+def imports(path: pathlib.Path):
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.ImportFrom) and (node.module or '').split('.')[0] == 'lns_jax':
+      base = node.module.removeprefix('lns_jax').lstrip('.')
+      for alias in node.names:
+        deeper = f'{base}.{alias.name}'.lstrip('.')
+        is_module = (PACKAGE / deeper.replace('.', '/')).with_suffix('.py').exists() or (
+            PACKAGE / deeper.replace('.', '/')).is_dir()
+        yield deeper if is_module else base
+    elif isinstance(node, ast.Import):
+      yield from (a.name.removeprefix('lns_jax.') for a in node.names if a.name.startswith('lns_jax.'))
+
+
+MODULES = [p for p in sorted(PACKAGE.rglob('*.py')) if p.name != '__init__.py' and p.stem not in ('twins', 'runs')]
+
+
+@pytest.mark.parametrize('path', MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_arrows_point_one_way(path):
+  module = '.'.join(path.relative_to(PACKAGE).with_suffix('').parts)
+  mine = room(module)
+  for target in imports(path):
+    own = target.split('.')[0] == mine.split('.')[0]
+    assert own or any(target == a or target.startswith(a + '.') for a in ALLOWED[mine]), f'{module} imports {target}'

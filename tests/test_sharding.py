@@ -1,0 +1,35 @@
+"""Meshes and where parameters lie."""
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from lns_jax import sharding
+from lns_jax.config import MeshConfig
+from lns_jax.errors import UserError
+from tiny import model
+
+
+def test_minus_one_takes_what_is_left():
+  assert dict(sharding.make_mesh(MeshConfig(data=-1, fsdp=2, tensor=2)).shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}
+  with pytest.raises(UserError, match='8 devices'):
+    sharding.make_mesh(MeshConfig(data=3))
+  with pytest.raises(UserError, match='8 devices'):
+    sharding.make_mesh(MeshConfig(data=-1, fsdp=3))
+
+
+@pytest.mark.parametrize('loop, lead, name', [('unrolled', (), '1'), ('scan', (None,), '1-2')])
+def test_rules(loop, lead, name):
+  mesh = sharding.make_mesh(MeshConfig(fsdp=2, tensor=2))
+  where = sharding.params(mesh, model(loop=loop))
+  assert where['embed']['table'].spec == P('tensor', 'fsdp')
+  layer = where['layers'][name]
+  assert layer['attn']['q'].spec == P(*lead, 'fsdp', 'tensor', None)
+  assert layer['mlp']['down'].spec == P(*lead, 'tensor', 'fsdp')
+  assert layer['attn_in_norm']['gain'].spec == P(*lead, None)
+
+
+def test_what_does_not_divide_is_named():
+  mesh = sharding.make_mesh(MeshConfig(data=1, tensor=8))
+  with pytest.raises(UserError, match=r'layers/1/attn/\w .* 8 devices of mesh.tensor'):
+    sharding.params(mesh, model())

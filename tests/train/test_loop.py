@@ -1,0 +1,225 @@
+"""Whole runs on real text: what is left behind, going on, and what is refused."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+import lns_jax
+from lns_jax import runs
+from lns_jax.config import RunConfig, from_dict, to_dict
+from lns_jax.errors import Diverged, Preempted, UserError
+from lns_jax.models import layout
+from lns_jax.train import log, loop
+
+TEXT = pathlib.Path(__file__).parent.parent.parent / 'lns_jax'
+
+
+@pytest.fixture(scope='module')
+def text(tmp_path_factory):
+  """Our own sources as a small corpus."""
+  folder = tmp_path_factory.mktemp('text')
+  for path in sorted(TEXT.rglob('*.py')):
+    (folder / f"{'_'.join(path.relative_to(TEXT).parts)}.txt").write_text(path.read_text())
+  return folder
+
+
+def settings(text, **groups) -> RunConfig:
+  base = {
+      'model': {'vocab_size': 258, 'd_model': 16, 'd_ff': 32, 'num_layers': 3, 'num_heads': 2, 'scheme': 'lns'},
+      'data': {'source': str(text), 'tokenizer': 'byte', 'seq_len': 32, 'validation_fraction': 0.1},
+      'optimizer': {'lr': 1e-2, 'warmup_steps': 2},
+      'train': {'steps': 6, 'batch_size': 8, 'log_every': 1, 'layer_stats_every': 2, 'tensorboard': False},
+      'eval': {'max_tokens': 2048}, 'checkpoint': {'every': 2, 'keep': 3}}
+  return from_dict(RunConfig, {k: base.get(k, {}) | groups.get(k, {}) for k in base | groups})
+
+
+def final(workdir):
+  config, params, _ = lns_jax.load(workdir)
+  return layout.unstack(params)
+
+
+def same(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.fixture(scope='module')
+def finished(text, tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('finished') / 'run'
+  return workdir, loop.train(settings(text), workdir)
+
+
+def test_a_run_leaves_what_it_promises(finished):
+  workdir, result = finished
+  info = json.loads((workdir / 'run_info.json').read_text())
+  for key in ('command', 'commit', 'versions', 'hardware', 'corpus_hash', 'config'):
+    assert key in info
+  assert info['config']['model']['scheme'] == 'lns'
+  records = log.read(workdir / 'metrics.jsonl')
+  steps = [r for r in records if 'loss' in r]
+  assert [r['step'] for r in steps] == [1, 2, 3, 4, 5, 6]
+  assert [r['lr'] for r in steps[:3]] == pytest.approx([0, 5e-3, 1e-2])
+  assert steps[-1]['tokens'] == result['train_tokens'] <= 6 * 8 * 32
+  assert [r['step'] for r in records if 'variance' in r] == [1, 2, 4, 6]
+  assert all(len(r['variance']) == 4 and len(r['attn_ratio']) == 3 for r in records if 'variance' in r)
+  assert steps[-1]['loss'] < steps[0]['loss'] and abs(steps[0]['loss'] - np.log(258)) < 0.1
+  assert json.loads((workdir / 'result.json').read_text())['loss'] == result['loss']
+  assert (workdir / 'tokenizer').is_dir()
+
+
+def test_evaluation_of_the_folder_is_that_of_the_run(finished):
+  workdir, result = finished
+  found = runs.evaluate(workdir, parity=True)
+  assert found['loss'] == pytest.approx(result['loss'], rel=1e-6) and found['tokens'] == result['tokens']
+  assert found['paper_loss'] < found['loss']
+
+
+def test_a_finished_run_is_not_run_again(finished, text):
+  workdir, result = finished
+  again = loop.train(settings(text), workdir)
+  assert again['loss'] == pytest.approx(result['loss'], rel=1e-7)
+  assert again['train_loss'] == result['train_loss'] and again['tokens_per_second'] == result['tokens_per_second']
+
+
+class Stop(Exception):
+  pass
+
+
+def interrupted(config, workdir, at, monkeypatch):
+  """Runs until the metrics of step `at` are read, then dies without any clean-up of the loop's own."""
+  read = loop.Trainer.read
+  def dying(self, step, *args):
+    read(self, step, *args)
+    if step == at:
+      raise Stop
+  with monkeypatch.context() as patch:
+    patch.setattr(loop.Trainer, 'read', dying)
+    with pytest.raises(Stop):
+      loop.train(config, workdir)
+
+
+@pytest.mark.parametrize('loop_kind', ['unrolled', 'scan'])
+def test_going_on_twice_equals_never_stopped_bit_for_bit(text, tmp_path, monkeypatch, loop_kind):
+  """Known fault C1."""
+  config = settings(text, model={'loop': loop_kind}, train={'accumulation': 1})
+  loop.train(config, tmp_path / 'whole')
+  interrupted(config, tmp_path / 'parts', 3, monkeypatch)
+  interrupted(config, tmp_path / 'parts', 5, monkeypatch)
+  loop.train(config, tmp_path / 'parts')
+  same(final(tmp_path / 'parts'), final(tmp_path / 'whole'))
+  pick = lambda d: [{k: r[k] for k in ('step', 'loss', 'lr', 'grad_norm', 'tokens')}
+                    for r in log.read(tmp_path / d / 'metrics.jsonl') if 'loss' in r]
+  assert pick('parts') == pick('whole') and [r['step'] for r in pick('parts')] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_goes_on_with_the_other_loop(text, tmp_path, monkeypatch):
+  scan, unrolled = (settings(text, model={'loop': kind}) for kind in ('scan', 'unrolled'))
+  loop.train(unrolled, tmp_path / 'whole')
+  interrupted(scan, tmp_path / 'parts', 3, monkeypatch)
+  loop.train(unrolled, tmp_path / 'parts')
+  a, b = final(tmp_path / 'parts'), final(tmp_path / 'whole')
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-3), a, b)
+
+
+def test_sigterm_saves_the_step_and_says_so(text, tmp_path, monkeypatch):
+  import os
+  import signal
+  read = loop.Trainer.read
+  def signalled(self, step, *args):
+    read(self, step, *args)
+    if step == 3:
+      os.kill(os.getpid(), signal.SIGTERM)
+  config = settings(text, checkpoint={'every': 0})
+  with monkeypatch.context() as patch:
+    patch.setattr(loop.Trainer, 'read', signalled)
+    with pytest.raises(Preempted, match='saved step [45] of 6'):
+      loop.train(config, tmp_path / 'run')
+  loop.train(config, tmp_path / 'run')
+  loop.train(config, tmp_path / 'whole')
+  same(final(tmp_path / 'run'), final(tmp_path / 'whole'))
+
+
+@pytest.mark.parametrize('change, words', [
+    ({'model': {'scheme': 'pre'}}, ["model.scheme = 'lns'", "'pre'"]),
+    ({'model': {'num_layers': 4}}, ['model.', '4']),
+    ({'model': {'d_model': 32}}, ['model.d_model = 16', '32']),
+    ({'model': {'tie_embeddings': True}}, ['model.tie_embeddings = False', 'True']),
+    ({'optimizer': {'lr': 5e-3}}, ['optimizer.lr = 0.01', '0.005']),
+    ({'train': {'steps': 8}}, ['train.steps = 6', '8']),
+    ({'data': {'seq_len': 64}}, ['data.seq_len = 32', '64']),
+])
+def test_another_model_is_refused_by_the_name_of_the_field(finished, text, change, words):
+  """Known fault C10: pre and lns have the same tree, so that only the config tells them apart."""
+  workdir, _ = finished
+  before = sorted(p.name for p in (workdir / 'checkpoints').iterdir())
+  with pytest.raises(UserError) as refusal:
+    loop.train(settings(text, **change), workdir)
+  for word in words:
+    assert word in str(refusal.value)
+  assert sorted(p.name for p in (workdir / 'checkpoints').iterdir()) == before
+
+
+def test_another_corpus_is_refused(finished, text, tmp_path):
+  workdir, _ = finished
+  other = tmp_path / 'text'
+  other.mkdir()
+  for path in text.iterdir():
+    (other / path.name).write_text(path.read_text() + '\n')
+  with pytest.raises(UserError, match='corpus with hash'):
+    loop.train(settings(other), workdir)
+
+
+def test_a_run_that_blows_up_stops_keeps_its_checkpoint_and_names_the_place(text, tmp_path, monkeypatch):
+  config = settings(text)
+  interrupted(config, tmp_path / 'run', 3, monkeypatch)
+  place = loop.evaluate.place
+  monkeypatch.setattr(loop.evaluate, 'place', place)
+  fresh = loop.resume.restore_or_init
+  def poisoned(run, saver):
+    state, position = fresh(run, saver)
+    state.params['layers']['2']['mlp']['down'] = state.params['layers']['2']['mlp']['down'].at[0, 0].set(np.nan)
+    return state, position
+  monkeypatch.setattr(loop.resume, 'restore_or_init', poisoned)
+  with pytest.raises(Diverged, match=r'step 3: .* first in layer 2, on rows 16 to 23 .* checkpoint is of step 2'):
+    loop.train(config, tmp_path / 'run')
+  monkeypatch.setattr(loop.resume, 'restore_or_init', fresh)
+  loop.train(config, tmp_path / 'run')  # and it can go on
+  assert np.isfinite(final(tmp_path / 'run')['layers']['2']['mlp']['down']).all()
+
+
+def test_impossible_batches_are_refused_before_anything_is_built(text, tmp_path):
+  with pytest.raises(UserError, match='12 .* 8 devices.*8 or 16 would be'):
+    loop.train(settings(text, train={'batch_size': 12}), tmp_path / 'run')
+  with pytest.raises(UserError, match='258 tokens but model.vocab_size is 200'):
+    loop.train(settings(text, model={'vocab_size': 200}), tmp_path / 'run')
+
+
+def test_comparison_is_paired_and_refuses_other_corpora(finished, text, tmp_path):
+  workdir, result = finished
+  pre = loop.train(settings(text, model={'scheme': 'pre'}), tmp_path / 'pre')
+  compared = runs.compare([tmp_path / 'pre', workdir])
+  assert compared['runs'][1]['difference'] == pytest.approx(result['loss'] - pre['loss'])
+  assert compared['groups'] == [{'settings': {'model.scheme': 'lns'}, 'pairs': 1, 'interval': None,
+                                 'mean_difference': pytest.approx(result['loss'] - pre['loss'])}]
+  assert 'model.scheme' in runs.table(compared)
+  loop.train(settings(text, data={'seq_len': 16}), tmp_path / 'other')
+  with pytest.raises(UserError, match='different corpora'):
+    runs.compare([workdir, tmp_path / 'other'])
+  assert len(runs.compare([workdir, tmp_path / 'other'], allow_different_corpora=True)['runs']) == 2
+
+
+def test_an_interval_needs_pairs():
+  # Differences -1, -2, -3: mean -2, sd 1, t(2) = 4.3027, half = 4.3027 / sqrt(3).
+  found = runs._interval([-1.0, -2.0, -3.0])
+  assert found['mean_difference'] == -2 and found['interval'] == pytest.approx([-4.48414, 0.48414], abs=1e-4)
+
+
+def test_settings_survive_the_checkpoint(finished, text):
+  from lns_jax.interop.load import load_run_config
+  assert to_dict(load_run_config(finished[0])) == to_dict(settings(text))
+  with pytest.raises(UserError, match="'lns', not 'pre'"):
+    lns_jax.load(finished[0], scheme='pre')
+  assert dataclasses.is_dataclass(lns_jax.load(finished[0], step=4)[0])

@@ -1,0 +1,190 @@
+"""One update: tokens weigh the same wherever they lie, devices do not matter, bad numbers change nothing."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lns_jax import config as config_lib
+from lns_jax import sharding
+from lns_jax.models import layout
+from lns_jax.train import step as step_lib
+from tiny import batch, leaves_close, model
+
+STEPS = 10
+
+
+def run(accumulation=1, loop='unrolled', mesh=(1, 1, 1), clip=0.0, stats=1, optimizer=None, **settings):
+  return config_lib.RunConfig(
+      model=model(loop=loop, **settings), data=config_lib.DataConfig(seq_len=16),
+      optimizer=optimizer or config_lib.OptimizerConfig(lr=1e-2, clip_norm=clip, schedule='constant'),
+      train=config_lib.TrainConfig(steps=STEPS, batch_size=8, accumulation=accumulation, layer_stats_every=stats),
+      mesh=config_lib.MeshConfig(*mesh))
+
+
+def ragged():
+  """8 rows with 1..8 real tokens."""
+  b = batch(8, 16, segments=False)
+  return b | {'segment_ids': (np.arange(16)[None] < np.arange(1, 9)[:, None]).astype(np.int32)}
+
+
+def step(config, b, state=None, updates=1):
+  mesh = sharding.make_mesh(config.mesh, jax.devices()[:config.mesh.data * config.mesh.fsdp * config.mesh.tensor])
+  where = step_lib.state_shardings(mesh, config, STEPS)
+  with sharding.use(mesh):
+    state = state or jax.jit(lambda: step_lib.init_state(config, STEPS), out_shardings=where)()
+    compiled = jax.jit(step_lib.make_train_step(config, STEPS), in_shardings=(where, sharding.batch(mesh)),
+                       out_shardings=(where, sharding.replicated(mesh)))
+    for _ in range(updates):
+      state, metrics = compiled(state, b)
+  return jax.device_get(state), jax.device_get(metrics)
+
+
+def test_a_token_weighs_the_same_in_any_micro_batch():
+  """Known fault O6: a mean of micro-batch means is 2.5 where 7/4 is right."""
+  whole, metrics = step(run(), ragged())
+  assert metrics['tokens'] == 36
+  for parts in (2, 4, 8):
+    split, other = step(run(accumulation=parts), ragged())
+    for name in metrics:
+      np.testing.assert_allclose(other[name], metrics[name], rtol=2e-5, atol=1e-7)
+    leaves_close(split.params, whole.params, 1e-5)
+
+
+def test_an_empty_micro_batch_changes_nothing():
+  b = ragged()
+  b['segment_ids'][::2] = 0  # with 2 micro-batches, row r goes to micro-batch r mod 2
+  half = {k: v[1::2] for k, v in b.items()}
+  whole, metrics = step(run(accumulation=2), b)
+  alone, other = step(run(), half)
+  assert metrics['tokens'] == other['tokens'] == 20
+  np.testing.assert_allclose(metrics['loss'], other['loss'], rtol=1e-6)
+  leaves_close(whole.params, alone.params, 1e-5)
+
+
+def test_a_fully_masked_batch_is_no_nan_and_no_change():
+  """Known fault S1."""
+  b = batch(8) | {'segment_ids': np.zeros((8, 16), np.int32)}
+  first = jax.device_get(jax.jit(lambda: step_lib.init_state(run(), STEPS))())
+  state, metrics = step(run(), b)
+  assert metrics['tokens'] == 0 and metrics['loss'] == 0 and metrics['grad_norm'] == 0
+  jax.tree.map(np.testing.assert_array_equal, state.params, first.params)
+
+
+@pytest.mark.parametrize('mesh', [(2, 1, 1), (8, 1, 1), (1, 4, 1), (2, 2, 2), (1, 1, 2)])
+@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
+def test_devices_do_not_matter(mesh, loop):
+  """Known faults O5 and P4: per-device means and per-shard norms."""
+  one, metrics = step(run(clip=0.5, scheme='lns', loop=loop), ragged(), updates=2)
+  many, other = step(run(clip=0.5, scheme='lns', loop=loop, mesh=mesh), ragged(), updates=2)
+  np.testing.assert_allclose(other['loss'], metrics['loss'], rtol=1e-6)
+  np.testing.assert_allclose(other['grad_norm'], metrics['grad_norm'], rtol=2e-6)
+  leaves_close(many.params, one.params, 1e-4)  # Adam divides by the root of tiny second moments
+
+
+def test_devices_do_not_matter_in_float64():
+  with jax.enable_x64(True):
+    one, metrics = step(run(clip=0.5, scheme='lns', precision='float64'), ragged())
+    many, other = step(run(clip=0.5, scheme='lns', precision='float64', mesh=(2, 2, 2)), ragged())
+    for name in ('loss', 'grad_norm', 'variance'):
+      np.testing.assert_allclose(other[name], metrics[name], rtol=1e-12)
+
+
+def test_the_norm_is_that_of_all_gradients_before_clipping():
+  config = run(clip=0.1)
+  state = jax.jit(lambda: step_lib.init_state(config, STEPS))()
+  b = ragged()
+  def mean(p):
+    total, (weight, _) = step_lib.loss_sums(config.model, p, b)
+    return total / weight
+  grads = jax.grad(mean)(state.params)
+  expected = np.sqrt(sum(np.sum(np.square(np.asarray(g, np.float64))) for g in jax.tree.leaves(grads)))
+  _, metrics = step(config, b)
+  assert float(metrics['grad_norm']) == pytest.approx(expected, rel=1e-5) and expected > 0.1
+  per_layer = [np.sqrt(sum(np.sum(np.square(np.asarray(g, np.float64))) for g in jax.tree.leaves(grads['layers'][l])))
+               for l in ('1', '2')]
+  np.testing.assert_allclose(metrics['layer_grad_norm'], per_layer, rtol=1e-5)
+
+
+def test_the_logged_rate_is_the_applied_one():
+  """With b1 = b2 = 0 Adam's first update is the sign of the gradient, so that |dw| is the rate."""
+  settings = config_lib.OptimizerConfig(lr=1e-2, b1=0.0, b2=0.0, eps=0.0, warmup_steps=4)
+  config = run(optimizer=settings)
+  before, b = jax.device_get(jax.jit(lambda: step_lib.init_state(config, STEPS))()), ragged()
+  for _ in range(3):
+    after, metrics = step(config, b, state=before)
+    moved = np.abs(after.params['layers']['1']['mlp']['up'] - before.params['layers']['1']['mlp']['up']).max()
+    assert moved == pytest.approx(float(metrics['lr']), rel=1e-3, abs=1e-9)
+    before = after
+  assert float(metrics['lr']) == pytest.approx(5e-3)  # third update, count 2 of 4
+
+
+@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
+def test_statistics_equal_numpy(loop):
+  import lns_jax
+  config = run(loop=loop, scheme='lns')
+  state, b = jax.jit(lambda: step_lib.init_state(config, STEPS))(), batch(8)
+  _, out = lns_jax.apply(config.model, state.params, b, taps=['embed', 'layers/*/*'])
+  real = np.asarray(b['segment_ids'] > 0)
+  _, metrics = step(config, b)
+  streams = [out['embed'], out['layers/1/out'], out['layers/2/out']]
+  expected = [np.var(np.asarray(x, np.float64), axis=-1)[real].mean() for x in streams]
+  np.testing.assert_allclose(metrics['variance'], expected, rtol=1e-4)
+  rms = lambda x: np.sqrt(np.mean(np.square(np.asarray(x, np.float64)[real])))
+  for sub in ('attn', 'mlp'):
+    expected = [rms(out[f'layers/{l}/{sub}_branch']) / rms(out[f'layers/{l}/{sub}_x']) for l in (1, 2)]
+    np.testing.assert_allclose(metrics[f'{sub}_ratio'], expected, rtol=1e-4)
+
+
+def test_statistics_change_no_number():
+  a, _ = step(run(stats=0), ragged())
+  b, metrics = step(run(stats=1), ragged())
+  leaves_close(a.params, b.params, 1e-5)
+  assert set(metrics) == {'loss', 'tokens', 'grad_norm', 'lr', 'variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm'}
+
+
+@pytest.mark.parametrize('poison', [np.nan, np.inf, 1e30])
+def test_a_non_finite_step_leaves_the_state_alone(poison):
+  config = run()
+  state = jax.device_get(jax.jit(lambda: step_lib.init_state(config, STEPS))())
+  state.params['layers']['2']['mlp']['down'] = np.full((128, 64), poison, np.float32)
+  after, metrics = step(config, ragged(), state=state)
+  if np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm']):
+    pytest.fail('the poison must show')
+  jax.tree.map(np.testing.assert_array_equal, after, state)
+
+
+def test_master_parameters_are_float32_and_paper_bf16_is_all_bf16():
+  for precision, dtype in (('bfloat16', 'float32'), ('paper_bf16', 'bfloat16')):
+    state, metrics = step(run(precision=precision), ragged())
+    moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
+    assert {str(x.dtype) for x in jax.tree.leaves(state.params) + moments} == {dtype}
+    assert np.isfinite(metrics['loss'])
+
+
+def test_both_loops_take_the_same_step():
+  a, metrics = step(run(scheme='mix', num_layers=4), ragged(), updates=2)
+  b, other = step(run(scheme='mix', num_layers=4, loop='scan'), ragged(), updates=2)
+  np.testing.assert_allclose(other['variance'], metrics['variance'], rtol=1e-5)
+  np.testing.assert_allclose(other['layer_grad_norm'], metrics['layer_grad_norm'], rtol=1e-4)
+  leaves_close(layout.unstack(b.params), a.params, 1e-4)
+
+
+def test_golden_step():
+  """The only expectation here that comes from our own output.
+
+  If you did not intend to change what a training step computes, a failure here may be a bug; if you did, run
+  this test and copy the numbers that it prints.
+  """
+  config = dataclasses.replace(run(scheme='lns', num_layers=3), optimizer=config_lib.OptimizerConfig(
+      name='adamw', lr=1e-2, weight_decay=0.1, clip_norm=1.0, warmup_steps=2))
+  state, metrics = step(config, batch(8), updates=3)
+  found = [float(metrics['loss']), float(metrics['grad_norm']), float(metrics['variance'][3]),
+           float(np.sum(np.abs(state.params['layers']['3']['mlp']['down'])))]
+  print(found)
+  np.testing.assert_allclose(found, GOLDEN, rtol=1e-4)
+
+
+GOLDEN = [0.0, 0.0, 0.0, 0.0]
