@@ -41,10 +41,12 @@ def make(names=('pre', 'lns'), L: int = 4, *, diverged=(), stats: bool = True) -
       schemes[name] = {**_measures(L, rng), 'val_loss': 4.5 - 0.25 * i, 'val_perplexity': 90.0, 'tokens': 409600,
                        'val_bits_per_byte': 2.0, 'val_tokens': 65536, 'params': 1067072, 'tokens_per_second': 5000.0,
                        'diverged': False}
-  config = {'model': {'num_layers': L, 'd_model': 64, 'num_heads': 2, 'd_ff': 176, 'vocab_size': 2048, 'init': 'normal'},
-            'data': {'source': 'embedded', 'seq_len': 128}, 'optimizer': {'name': 'adam', 'lr': 3e-3, 'schedule': 'cosine'},
-            'train': {'batch_size': 16, 'seed': 0}}
+  config = {'model': {'num_layers': L, 'd_model': 64, 'num_heads': 2, 'd_ff': 176, 'vocab_size': 2048,
+                      'init': 'normal'},
+            'data': {'source': 'embedded', 'seq_len': 128},
+            'optimizer': {'name': 'adam', 'lr': 3e-3, 'schedule': 'cosine'}, 'train': {'batch_size': 16, 'seed': 0}}
   return {'schemes': schemes, 'config': config, 'sample': 'the first 96 rows of the validation split, 12,288 tokens',
           'corpus': {'hash': '83' * 32, 'rows': {'train': 26897, 'validation': 1539}},
-          'hardware': {'backend': 'cpu', 'device': 'cpu', 'devices': 1, 'cpu_cores': 2, 'cpu': 'A & B', 'python': '3.11'},
+          'hardware': {'backend': 'cpu', 'device': 'cpu', 'devices': 1, 'cpu_cores': 2, 'cpu': 'A & B',
+                       'python': '3.11'},
           'phases': {'data': 1.0, **{f'train {n}': 60.0 for n in names}}, 'seconds': 150.0}, histories

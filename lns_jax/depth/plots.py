@@ -22,7 +22,7 @@ DASHES = ('-', (0, (4, 1.5)), (0, (1, 1)))
 DEPTH_COLORS = 'viridis'
 ANGLE_COLORS = 'viridis_r'  # yellow is small, as in the paper's figures
 NOT_MEASURED = 'none'
-MAX_LINES, MAX_POINTS, LONG_NAME = 32, 400, 22
+MAX_LINES, MAX_POINTS, LONG_NAME = 32, 400, 40
 WIDE_RANGE = 30.0  # largest over smallest value from which on a logarithmic axis shows more
 
 _STYLE = {
@@ -126,7 +126,8 @@ def _layer_axis(axes, ids: Sequence[int], embedding: bool = False):
 
 
 def _columns(names: Sequence[str]) -> int:
-  return min(len(names), 3 if max(map(len, names)) <= 12 else 2)
+  longest = max(map(len, names))
+  return min(len(names), 3 if longest <= 12 else 2 if longest <= 17 else 1)
 
 
 def _legend(figure, handles, names: Sequence[str]):
@@ -175,19 +176,20 @@ def over_steps(curves: Mapping[str, Line | None], ylabel: str, *, title: str = '
 
 
 @_styled()
-def by_layer(curves: Mapping[str, Band | None], ids: Sequence[int], ylabel: str, *, title: str = '') -> Figure:
+def by_layer(curves: Mapping[str, Band | None], ids: Sequence[int], ylabel: str, *, title: str = '',
+             embedding: bool = False) -> Figure:
   """One line a model against layers, intervals shaded.
 
   Args:
-    curves: [L], one value a layer, or [L + 1], the embedding first.
-    ids: the layers' own numbers, [L].
+    curves: one value a layer, [L]; [L + 1] with the embedding first. Models may differ in L.
+    ids: the layers' own numbers in the deepest model, [L].
+    embedding: whether curves start with the embedding.
   """
   figure, axes = _new(title, list(curves))
-  handles, everything, embedding = {}, [], False
+  handles, everything = {}, []
   for i, (name, band) in enumerate(curves.items()):
     if band is None:
       continue
-    embedding = len(band.value) > len(ids)
     x = np.arange(len(band.value)) + (not embedding)
     handles[name] = axes.plot(x, floats(band.value), marker='o' if len(x) <= 40 else '', markersize=2.5, **look(i))[0]
     if band.low is not None:
@@ -288,6 +290,18 @@ def removal_bars(percent: Band, ids: Sequence[int], *, index: int = 0, title: st
   return figure
 
 
+_SHORTER = (  # less than half the bytes, the same picture
+    (r'<g id="[^"]*"', '<g'),  # nothing refers to groups, and their names would repeat in a page
+    (r' transform="rotate\(-0 [^"]*"', ''),
+    (r"'DejaVu Sans'[^;\"]*", 'system-ui, sans-serif'),
+    (r'\s*\n\s*', '\n'),
+    (r'\n([LzQC])\b', r'\1'),
+    (r'(?<= [dxy]=")[^"]*', lambda m: re.sub(r'(\.\d)\d+', r'\1', m[0])),  # to a tenth of a point
+    (r'<g/>\n', ''),
+    *[(r'<g>\n(<(?:path|use)[^>]*/>)\n</g>', r'\1')] * 2,
+)
+
+
 def svg(figure: Figure, label: str) -> str:
   """The figure as an <svg> element: text as text in the page's colours, and `label` for those who cannot see it."""
   sink = io.StringIO()
@@ -296,10 +310,9 @@ def svg(figure: Figure, label: str) -> str:
   text = sink.getvalue()
   text = text[text.index('<svg'):]
   text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.S)
-  text = re.sub(r'<g id="[A-Za-z0-9.]+_\d+">', '<g>', text)  # these would repeat in a page with several figures
   text = re.sub(r'<svg[^>]*viewBox="([^"]*)"[^>]*>',
                 lambda m: f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{m[1]}" role="img" '
                           f'aria-label="{html.escape(label)}">', text, count=1)
-  text = re.sub(r' d="[^"]*"', lambda m: re.sub(r'(\.\d)\d+', r'\1', m[0]), text)  # a tenth of a point
-  text = re.sub(r"'DejaVu Sans'[^;\"]*", 'system-ui, sans-serif', text)
+  for pattern, short in _SHORTER:
+    text = re.sub(pattern, short, text)
   return text.replace(INK, 'currentColor').replace(FAINT, 'var(--faint)')

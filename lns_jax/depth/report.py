@@ -30,8 +30,10 @@ def write(path: pathlib.Path, summary: dict, histories: Mapping[str, list[dict]]
 
 def render(summary: dict, histories: Mapping[str, list[dict]], workdir) -> str:
   """The report as text, see `write`."""
+  summary = json.loads(json.dumps(summary, default=float), parse_constant=lambda _: None)  # as JSON has no NaN
   schemes = summary['schemes']
-  title = f'{findings.listed(schemes)} compared' if len(schemes) <= 4 else f'{len(schemes)} norm placements compared'
+  title = findings.listed(schemes) if len(schemes) <= 4 else f'{len(schemes)} norm placements'
+  title += ' compared' if len(schemes) > 1 else ', trained and measured'
   sections = (loss_section(schemes, histories), variance_section(schemes, histories), angular_section(schemes),
               removal_section(schemes), influence_section(schemes), branch_section(schemes, histories))
   body = [f'<h1>{page.text(title)}</h1>', *_opening(summary), *sections, _footer(summary, workdir)]
@@ -45,17 +47,20 @@ def _opening(summary: dict) -> list[str]:
     measured += findings.removal(schemes)[:1]
   if findings.with_measure(schemes, 'variance'):
     measured.append(findings.last_variance(schemes))
-  fair = (f'The models differ in their norm placement alone. All were trained on the same rows in the same order, '
-          f'with seed {config["train"]["seed"]} and a peak learning rate of {config["optimizer"]["lr"]:g}, which '
-          f'was not tuned for each of them. The depth measures are taken on {summary["sample"]}; intervals are 95% '
-          f'over its sequences, and do not cover the spread between seeds.')
+  fair = ''
+  if len(schemes) > 1:
+    fair = ('The models differ in their norm placement alone. All were trained on the same rows in the same order, '
+            f'with seed {config["train"]["seed"]} and a peak learning rate of {config["optimizer"]["lr"]:g}, which '
+            'was not tuned for each of them. ')
+  fair += (f'Depth measures are taken on {summary["sample"]}; intervals are 95% over its sequences, and do not cover '
+           'the spread between seeds.')
   return [page.paragraph(findings.losses(schemes), 'lead'), page.facts(findings.divergences(schemes) + measured),
           page.paragraph(fair, 'how'), _table(schemes)]
 
 
 def _last_interval(found: dict) -> str:
   band = _band(found, 'variance')
-  return f'{number(band.low[-1])} to {number(band.high[-1])}' if band.low is not None else '–'
+  return f'{number(band.low[-1])}–{number(band.high[-1])}' if band.low is not None else '–'
 
 
 def _table(schemes: Mapping[str, dict]) -> str:
@@ -76,7 +81,7 @@ def _table(schemes: Mapping[str, dict]) -> str:
       f'layers removable at < {findings.SMALL:g}% rise': measured(
           'layer_drop', lambda s: f'{findings.removable(s)} of {s["layers"]}'),
       'variance of the last layer': measured('variance', lambda s: number(s['variance'][-1])),
-      '95% interval of that': measured('variance', _last_interval),
+      'its 95% interval': measured('variance', _last_interval),
       'mean angle across one layer': measured('angular', lambda s: number(np.nanmean(_across_one(s['angular'])))),
       'mean block influence': measured('block_influence', lambda s: number(np.nanmean(floats(s['block_influence'])))),
   }
@@ -145,8 +150,8 @@ def _differences_found(differences: Mapping[str, Line], reference: str) -> str:
   def say(name, line):
     late = floats(line.value)[-max(1, len(line.value) // 4):]
     return f'{late.mean():+.4f} for {name} (below zero on {np.sum(late < 0)} of {len(late)} batches)'
-  return (f'Over the last quarter of the logged batches the training loss less that of {reference} is on average, in nats '
-          f'per token, {findings.listed([say(*item) for item in differences.items()])}.')
+  return (f'Over the last quarter of the batches that both logged, the training loss less that of {reference} is on '
+          f'average, in nats per token, {findings.listed([say(*item) for item in differences.items()])}.')
 
 
 def variance_section(schemes: Mapping[str, dict], histories: Mapping[str, list[dict]]) -> str:
@@ -159,7 +164,7 @@ def variance_section(schemes: Mapping[str, dict], histories: Mapping[str, list[d
     how += ' "After training" is measured on the sample, with its 95% interval shaded.'
     found = [findings.last_variance(schemes), findings.variance_growth(schemes)]
     pictures.append(plots.svg(plots.by_layer(_bands(schemes, 'variance'), _ids(schemes, 'variance'),
-                                             'output variance', title='By layer, after training'),
+                                             'output variance', title='By layer, after training', embedding=True),
                               'Output variance by layer after training, one line a model'))
   if any(series.values()):
     how += (' The other pictures are of training batches. "Over training" follows every layer, dark for the first and '
@@ -178,7 +183,7 @@ def _variance_pictures(schemes: Mapping[str, dict], series: Mapping[str, Line | 
   first = min(line.steps[0] for line in logged.values())
   shown = plots.limits(*(line.value for line in logged.values()))
   pictures = [plots.svg(plots.by_layer(start, max(ids.values(), key=len), 'output variance',
-                                       title=f'By layer, at update {first:,}'),
+                                       title=f'By layer, at update {first:,}', embedding=True),
                         f'Output variance by layer at update {first:,}, one line a model')]
   for name, line in logged.items():
     picture = plots.layers_over_steps(line.steps, line.value, ids[name], 'output variance', shown=shown,
@@ -192,8 +197,9 @@ def _peaks(series: Mapping[str, Line]) -> str:
     last = floats(line.value)[:, -1]
     top = int(np.nanargmax(last))
     return f'{number(last[top])} at update {line.steps[top]:,}'
-  return ('During training the highest logged variance of the last layer was '
-          f'{findings.listed([f"{say(line)} in {name}" for name, line in series.items()])}.')
+  peaks = [f'{say(line)} in {name}' for name, line in series.items() if np.any(np.isfinite(floats(line.value)[:, -1]))]
+  return f'During training the highest logged variance of the last layer was {findings.listed(peaks)}.' if peaks else \
+      'During training no finite variance was logged.'
 
 
 def angular_section(schemes: Mapping[str, dict]) -> str:
@@ -219,8 +225,9 @@ def removal_section(schemes: Mapping[str, dict]) -> str:
   if not measured:
     return ''
   how = ('Each bar is the rise of the loss on the sample when that one layer is taken out and nothing is trained '
-         'again, in percent of the whole model\'s loss; whiskers are 95% intervals (paper section 2.1 and figure 2, with '
-         'the loss in place of a task\'s score). The axis is linear up to the dashed line at 1% and logarithmic beyond.')
+         'again, in percent of the loss of the whole model; whiskers are 95% intervals (paper section 2.1 and figure '
+         '2, with the loss in place of the score of a task). The axis is linear up to the dashed line at 1% and '
+         'logarithmic beyond.')
   percent = {name: _band(found, 'layer_drop', lambda values, found=found: findings.percent(found, values))
              for name, found in measured.items()}
   shown = plots.limits(*(values for band in percent.values() for values in band))

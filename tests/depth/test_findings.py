@@ -50,8 +50,10 @@ def test_removable_layers_are_those_below_one_percent_of_the_models_own_loss():
 
 def test_last_variance_ratio_and_growth():
   schemes = {'x': {'variance': [0.5, 2.0, 20.0]}, 'y': {'variance': [0.5, 2.0, 4.0]}, 'z': {'diverged': True}}
-  assert findings.last_variance(schemes) == 'The output variance of the last layer is 20.0 in x and 4.00 in y, a ratio of 5.00.'
-  assert findings.variance_growth(schemes) == "The last layer's variance over the first layer's is 10.0 in x and 2.00 in y."
+  assert findings.last_variance(schemes) == (
+      'The output variance of the last layer is 20.0 in x and 4.00 in y, a ratio of 5.00.')
+  assert findings.variance_growth(schemes) == (
+      "The last layer's variance over the first layer's is 10.0 in x and 2.00 in y.")
 
 
 def test_halves_are_medians_and_the_middle_layer_belongs_to_the_first():

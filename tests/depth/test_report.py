@@ -1,5 +1,6 @@
 """The report holds for any models, stands alone, and says what its numbers say."""
 
+import functools
 import html
 import re
 
@@ -13,6 +14,7 @@ MANY = ('pre', 'post', 'lns', 'branch_lns', 'lns_before', 'lns_after_sum', 'res_
         'mix', '_last')
 
 
+@functools.cache
 def _render(*args, **kwargs):
   return report.render(*report_cases.make(*args, **kwargs), 'runs/it')
 
@@ -33,6 +35,7 @@ def test_every_model_has_its_pictures(names, L, pictures):
   assert page.count('<svg') == page.count('<figure>') == pictures
 
 
+@pytest.mark.slow
 def test_a_page_of_many_deep_models_stays_small():
   page = _render(MANY, 96)
   assert len(page.encode()) < 1_500_000
