@@ -156,12 +156,12 @@ class Checkpointer:
     found, damaged = None, {}
     if self._primary:
       found, damaged = _newest_sound(self._root, step, self._settings.checksums)
+      for bad in damaged if found is not None else ():
+        self._set_aside(bad)
     chosen = _from_primary(-1 if found is None else found)
     if chosen < 0:
       _refuse_damaged(self._root, _from_primary(int(bool(damaged))), damaged)
       return None
-    for bad in damaged:
-      self._set_aside(bad)
     path, like = self._root / str(chosen), dict(zip(_ARRAYS, (like_params, like_opt_state)))
     for name in _ARRAYS:
       _check_leaves(path, name, like[name])

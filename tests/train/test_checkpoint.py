@@ -5,6 +5,7 @@ import random
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -454,6 +455,58 @@ def test_four_devices_to_two_to_one_to_none_without_a_word(tmp_path):
   one = jax.device_put(want, jax.devices()[0])
   restored = restore(tmp_path, like=(one, one))
   assert_same((restored.params, restored.opt_state), (one, one))
+
+
+# Several processes.
+
+PROCESSES = """
+import pathlib, sys
+import jax
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from lns_jax.config import CheckpointConfig
+from lns_jax.train import checkpoint
+
+path, process, port = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+jax.distributed.initialize(f'localhost:{port}', 2, process)
+mesh = jax.make_mesh((4,), ('x',), axis_types=(AxisType.Auto,))
+make = jax.jit(lambda k: {'w': jnp.arange(32.).reshape(8, 4) + k, 'count': jnp.int32(k)},
+               out_shardings={'w': NamedSharding(mesh, P('x')), 'count': NamedSharding(mesh, P())})
+
+def save(keeper, step):
+  keeper.save(step, params=make(step), opt_state=make(step), data={'row': step}, config={})
+
+with checkpoint.Checkpointer(path, CheckpointConfig()) as keeper:
+  assert keeper.restore(make(0), make(0)) is None
+  for step in (1, 2, 3):
+    save(keeper, step)
+multihost_utils.sync_global_devices('saved')
+if process == 0:
+  (path / '3' / 'config' / 'metadata').unlink()
+multihost_utils.sync_global_devices('damaged')
+with checkpoint.Checkpointer(path, CheckpointConfig()) as keeper:
+  restored = keeper.restore(make(0), make(0))
+  same = jax.jit(lambda a, b: (a['w'] == b['w']).all())
+  assert restored.step == 2 and restored.data == {'row': 2} and bool(same(restored.params, make(2)))
+  save(keeper, 3)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_agree_on_the_step_and_share_one_folder(tmp_path):
+  with socket.socket() as s:
+    s.bind(('localhost', 0))
+    port = str(s.getsockname()[1])
+  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_force_host_platform_device_count=2'}
+  children = [subprocess.Popen([sys.executable, '-c', PROCESSES, str(tmp_path), str(i), port], env=env,
+                               stderr=subprocess.PIPE, text=True) for i in range(2)]
+  errors = [child.communicate(timeout=120)[1] for child in children]
+  assert [child.returncode for child in children] == [0, 0], errors
+  assert '/3 is damaged: config/metadata is missing' in errors[0] and 'damaged' not in errors[1]
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['2', '3', '3.damaged']
+  want = np.arange(32, dtype=np.float32).reshape(8, 4)
+  np.testing.assert_array_equal(checkpoint.load_params(tmp_path)['w'], want + 3)
 
 
 # SIGKILL.
