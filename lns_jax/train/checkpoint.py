@@ -33,6 +33,14 @@ _ARRAYS = ('params', 'opt_state')
 _TMP = ocp.path.step.TMP_DIR_SUFFIX
 
 
+def _worth_reading(record) -> bool:
+  """Whether a log record is not one of Orbax's reports of progress or of errors, which it raises as well."""
+  return record.levelno == stdlib_logging.WARNING or not record.pathname.startswith(os.path.dirname(ocp.__file__))
+
+
+logging.get_absl_logger().addFilter(_worth_reading)  # concerns Orbax's records alone
+
+
 @dataclasses.dataclass(frozen=True)
 class Restored:
   """What a checkpoint held: arrays as they were asked for, data position and config as plain JSON values."""
@@ -63,7 +71,6 @@ class Checkpointer:
     if self._primary:
       self._remove_unfinished()
     _all_processes(True)  # nobody reads or writes before the folder is clean
-    logging.get_absl_logger().addFilter(_worth_reading)
     self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
     self._worker = concurrent.futures.ThreadPoolExecutor(1, 'checkpoint')
     self._pending: concurrent.futures.Future | None = None
@@ -339,11 +346,6 @@ def _check_leaves(path: epath.Path, item: str, like):
     if saved.get(name) != asked.get(name):
       raise UserError(f'checkpoint {path} has {saved.get(name, "nothing")} at {item}/{name} where '
                       f'{asked.get(name, "nothing")} was asked for.')
-
-
-def _worth_reading(record) -> bool:
-  """Whether a log record is not one of Orbax's reports of progress or of errors, which it raises as well."""
-  return record.levelno == stdlib_logging.WARNING or not record.pathname.startswith(os.path.dirname(ocp.__file__))
 
 
 def _cause(error: Exception) -> str:
