@@ -315,4 +315,4 @@ def svg(figure: Figure, label: str) -> str:
                           f'aria-label="{html.escape(label)}">', text, count=1)
   for pattern, short in _SHORTER:
     text = re.sub(pattern, short, text)
-  return text.replace(INK, 'currentColor').replace(FAINT, 'var(--faint)')
+  return text.replace(INK, 'currentColor').replace(FAINT, f'var(--faint,{FAINT})')
