@@ -73,10 +73,11 @@ class _Split:
     if piece.last and self._eos is not None:
       ids = np.concatenate([ids, np.array([self._eos], np.int32)])
     # Documents of a part with a budget are short, so that each is one piece.
-    if len(ids) - piece.first > self._left:
+    size = self._packer.predictions(len(ids))
+    if size > self._left:
       self._left = 0
       return False
-    self._left -= len(ids) - piece.first
+    self._left -= size
     self._length += len(ids)
     self._counts['bytes'] += piece.size
     self._write(self._packer.add(ids, piece.last))

@@ -43,7 +43,7 @@ def find(path: pathlib.Path, data: DataConfig) -> Found:
   for name, file, kind in files:
     if splits and not splits[name]:
       unused.append(name)
-    elif cut and file.suffix not in readers.COMPRESSIONS:
+    elif cut and not readers.compression_of(file):
       slices.extend(_with_tail(name, file, kind, data.validation_fraction))
     else:
       slices.extend(((splits or {}).get(name, ''), s) for s in DIVIDE[kind](name, file, data.text_field))
@@ -69,7 +69,7 @@ def _files(path: pathlib.Path) -> tuple[list[tuple[str, pathlib.Path, str]], lis
 
 
 def _kind(path: pathlib.Path) -> str | None:
-  compressed = path.suffix.lower() in readers.COMPRESSIONS
+  compressed = readers.compression_of(path)
   kind = KINDS.get((path.with_suffix('') if compressed else path).suffix.lower())
   return None if compressed and kind in ('tokens', 'parquet') else kind
 
@@ -108,7 +108,7 @@ def _whole(name, path, text_field) -> list[Slice]:
 def _line_ranges(name, path, text_field) -> list[Slice]:
   """JSON lines that are not compressed can be read from any place on."""
   size = path.stat().st_size
-  if path.suffix in readers.COMPRESSIONS or size <= found.PART_BYTES:
+  if readers.compression_of(path) or size <= found.PART_BYTES:
     return _whole(name, path, text_field)
   starts = range(0, size, found.PART_BYTES)
   return [Slice('jsonl', str(path), name, s, min(s + found.PART_BYTES, size), min(found.PART_BYTES, size - s))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from lns_jax.data.readers import Part, Slice
 
 # A part is at most about this large where a source can be divided.
-PART_BYTES = 64 << 20
+PART_BYTES = 32 << 20
 
 _SPLIT_NAME = re.compile(r'(?<![a-z])(train|training|validation|valid|val|test)(?![a-z])')
 _SPLITS = {'train': 'train', 'training': 'train', 'validation': 'validation', 'valid': 'validation',

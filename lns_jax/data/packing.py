@@ -44,6 +44,10 @@ class Packer:
     self._open = self._open and not end
     self._tail = ids[:0] if end else ids[-1:]
 
+  def predictions(self, n: int) -> int:
+    """How many predictions a document of n ids adds to the rows."""
+    return max(n - 1, 0)
+
   def flush(self) -> Iterator[Row]:
     """Yields the last, part-filled row, if any."""
     if self._row:
@@ -82,6 +86,10 @@ class OneDocumentARow:
     self._ids, self._count = [], 0
     if len(row) > 1:
       yield [row]
+
+  def predictions(self, n: int) -> int:
+    """How many predictions a document of n ids adds to the rows."""
+    return max(min(n, self._T) - 1, 0)
 
   def flush(self) -> Iterator[Row]:
     """Nothing is ever left over."""

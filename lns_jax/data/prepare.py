@@ -39,30 +39,33 @@ def prepare(data: DataConfig, vocab_size: int, *, out=None, progress: bool = Tru
   Raises:
     UserError: for a source, tokenizer or folder that cannot be used.
   """
-  folder = pathlib.Path(data.source)
+  folder = pathlib.Path(data.source).expanduser()
   if (folder / rows.INFO).is_file():
     _check_settings(folder, data, vocab_size)
     return folder
-  source = sources.resolve(data)
-  recipe = _recipe(data, source, vocab_size)
-  fingerprint = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-  final = pathlib.Path(out) if out else sources.cache_folder(data) / f'{source.name}-{fingerprint[:12]}'
-  if _is_prepared(final, recipe):
-    return final
+  try:
+    source = sources.resolve(data)
+    recipe = _recipe(data, source, vocab_size)
+    final = pathlib.Path(out) if out else (
+        sources.cache_folder(data) / f'{source.name}-{_fingerprint(recipe)[:12]}')
+    if not _is_prepared(final, recipe):
+      _make(final, data, source, recipe, vocab_size, progress)
+  except OSError as error:
+    raise UserError(f'data of {data.source} cannot be prepared: {error.strerror} ({error.filename}).') from None
+  return final
+
+
+def _make(final: pathlib.Path, data, source, recipe, vocab_size, progress) -> None:
+  """Builds in a folder beside `final` and moves it there."""
   final.parent.mkdir(parents=True, exist_ok=True)
-  partial = final.with_name(f'{final.name}.partial-{fingerprint[:8]}')
-  with _locked(partial):
+  with _locked(final.with_name(f'{final.name}.partial-{_fingerprint(recipe)[:8]}')) as partial:
     if _is_prepared(final, recipe):  # by another process, while this one waited
-      shutil.rmtree(partial, ignore_errors=True)
-      return final
-    if not (partial / rows.INFO).exists():
-      _build(partial, data, source, recipe, fingerprint, vocab_size, progress)
-    for left in (*partial.glob('part-*.json'), partial / 'tokenizer.done'):
-      left.unlink(missing_ok=True)
+      shutil.rmtree(partial)
+      return
+    _complete(partial, data, source, recipe, vocab_size, progress)
     if final.exists():
       final.rmdir()  # known to be empty
     os.rename(partial, final)
-  return final
 
 
 def _recipe(data: DataConfig, source: sources.Source, vocab_size: int) -> dict:
@@ -76,6 +79,10 @@ def _recipe(data: DataConfig, source: sources.Source, vocab_size: int) -> dict:
     tokenizer = given.hash
   return {'format': FORMAT, 'source': source.hash, 'validation': source.validation, 'text_field': data.text_field,
           'tokenizer': tokenizer, 'add_bos': data.add_bos, 'packing': data.packing, 'seq_len': data.seq_len}
+
+
+def _fingerprint(recipe: dict) -> str:
+  return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
 
 def _given_tokenizer(name: str) -> tokenizers.Tokenizer:
@@ -110,37 +117,45 @@ def _check_settings(folder: pathlib.Path, data: DataConfig, vocab_size: int) -> 
 
 
 @contextlib.contextmanager
-def _locked(partial: pathlib.Path) -> Iterator[None]:
-  """The partial folder, for one process; others wait. The system frees the lock when its holder dies.
-
-  The lock file stays, also in the finished folder: were it removed, two processes could lock two files.
-  """
-  while True:
-    partial.mkdir(exist_ok=True)
-    try:
-      file = open(partial / '.lock', 'w')
-      break
-    except FileNotFoundError:  # renamed by its holder between these two lines
-      continue
-  with file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    yield
+def _locked(partial: pathlib.Path) -> Iterator[pathlib.Path]:
+  """The partial folder, for one process; others wait. The system frees the lock when its holder dies."""
+  with contextlib.ExitStack() as stack:
+    while True:
+      partial.mkdir(exist_ok=True)
+      # The holder before may have renamed or removed the folder; then there is no lock, or one of nothing.
+      with contextlib.suppress(FileNotFoundError):
+        file = stack.enter_context(open(partial / '.lock', 'a'))
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(partial / '.lock')):
+          break
+    yield partial
 
 
-def _build(partial, data, source, recipe, fingerprint, vocab_size, progress) -> None:
-  """Fills the partial folder and makes it complete."""
+def _complete(partial: pathlib.Path, data, source, recipe, vocab_size, progress) -> None:
+  """Does what is left to do in the partial folder. After an error that left nothing of use, it is removed."""
+  try:
+    if not (partial / rows.INFO).exists():
+      _build(partial, data, source, recipe, vocab_size, progress)
+  except UserError:
+    if not any(partial.glob('part-*.json')):
+      shutil.rmtree(partial)
+    raise
+  for left in (*partial.glob('part-*.json'), partial / 'tokenizer.done'):
+    left.unlink(missing_ok=True)
+
+
+def _build(partial: pathlib.Path, data, source, recipe, vocab_size, progress) -> None:
+  """Fills the partial folder; data_info.json comes last and says that it is complete."""
   tokenizer = _ready_tokenizer(partial, data, source, vocab_size)
   job = convert.Job(str(partial), data.seq_len, data.packing, data.add_bos,
                     readers.Options(data.text_field, tokenizer.eos_id), data.validation_fraction)
   counts = _convert_all(source.parts, job, data.workers, progress)
-  shard_rows = _name_files(partial, counts)
-  total = {key: dict(sum((Counter(c[key]) for c in counts), Counter())) for key in counts[0]}
-  total = {key: {name: value.get(name, 0) for name in counts[0][key]} for key, value in total.items()}
+  total = {key: {name: sum(c[key][name] for c in counts) for name in counts[0][key]} for key in counts[0]}
   _check_splits(data, total)
-  rows.write_metadata(partial, packing.id_dtype(tokenizer.vocab_size), shard_rows)
+  rows.write_metadata(partial, packing.id_dtype(tokenizer.vocab_size), _name_files(partial, counts))
   libraries = ('tokenizers', 'sentencepiece', 'tensorflow-datasets', 'array_record', 'grain')
   rows.write_json(partial / rows.INFO, {
-      'fingerprint': fingerprint, 'corpus_hash': source.hash, 'source': data.source, 'recipe': recipe,
+      'fingerprint': _fingerprint(recipe), 'corpus_hash': source.hash, 'source': data.source, 'recipe': recipe,
       'tokenizer': {'name': tokenizer.name, 'hash': tokenizer.hash, 'vocab_size': tokenizer.vocab_size},
       'splits': {s: total[s] for s in convert.SPLITS}, 'dropped': total['dropped'],
       'ignored_files': list(source.ignored),
@@ -194,7 +209,7 @@ def _convert_all(parts, job, workers: int, progress: bool) -> list[dict]:
       return counts
     # Not fork: the threads of JAX and of the tokenizer would be copied in an unknown state.
     context = multiprocessing.get_context('spawn')
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
       futures = {pool.submit(convert.convert, i, p, job): i for i, p in enumerate(parts)}
       try:
         for future in concurrent.futures.as_completed(futures):
@@ -206,6 +221,11 @@ def _convert_all(parts, job, workers: int, progress: bool) -> list[dict]:
       finally:
         pool.shutdown(cancel_futures=True)
   return counts
+
+
+def _one_thread() -> None:
+  """Workers are as many as cores, so that the tokenizer must not start as many threads in each."""
+  os.environ['TOKENIZERS_PARALLELISM'] = 'false'
 
 
 def _name_files(partial: pathlib.Path, counts: list[dict]) -> dict[str, list[int]]:

@@ -97,9 +97,14 @@ def decode(raw: bytes, counts: Counter) -> str:
     return raw.decode(errors='replace')
 
 
+def compression_of(path) -> str | None:
+  """How a file is compressed, by its suffix."""
+  return COMPRESSIONS.get(pathlib.Path(path).suffix.lower())
+
+
 def open_binary(path) -> io.BufferedReader:
   """A file, decompressed by its suffix; a cut-off or damaged one raises OSError while it is read."""
-  compression = COMPRESSIONS.get(pathlib.Path(path).suffix.lower())
+  compression = compression_of(path)
   if compression is None:
     return open(path, 'rb')
   import pyarrow
@@ -133,13 +138,11 @@ def _decoded(blocks: Iterable[bytes], counts: Counter) -> Iterator[str]:
   """Text of the blocks; the first broken byte of a document switches to replacing, and is counted once."""
   decoder = codecs.getincrementaldecoder('utf-8')()
   for index, raw in enumerate(itertools.chain(blocks, [b''])):
-    state = decoder.getstate()
     try:
       text = decoder.decode(raw, final=not raw)
     except UnicodeDecodeError:
       counts['non_utf8'] += 1
-      decoder.errors = 'replace'
-      decoder.setstate(state)
+      decoder.errors = 'replace'  # what it held back from the block before is still there
       text = decoder.decode(raw, final=not raw)
     yield text if index else text.removeprefix('\ufeff')
 

@@ -11,6 +11,7 @@ import pathlib
 import numpy as np
 
 from lns_jax.data import packing
+from lns_jax.errors import UserError
 
 DATASET = 'lns_rows'
 INFO = 'data_info.json'
@@ -38,15 +39,34 @@ class Writer:
 
   def write(self, row: packing.Row) -> None:
     if self._file is None:
-      from array_record.python import array_record_module
-      self._file = array_record_module.ArrayRecordWriter(str(self._path), 'group_size:1')
+      self._file = self._try(lambda: array_record_module().ArrayRecordWriter(str(self._path), 'group_size:1'))
     example = self._serializer.get_tf_example(self._features.encode_example(packing.encode_row(row, self._dtype)))
-    self._file.write(example.SerializeToString(deterministic=True))  # else the order of fields varies by process
+    record = example.SerializeToString(deterministic=True)  # else the order of fields varies by process
+    self._try(lambda: self._file.write(record))
     self.rows += 1
 
   def close(self) -> None:
-    if self._file is not None:
-      self._file.close()
+    """Makes sure that all rows are on disk."""
+    if self._file is None:
+      return
+    self._try(self._file.close)
+    with open(self._path, 'rb') as file:
+      os.fsync(file)
+    written = self._try(lambda: array_record_module().ArrayRecordReader(str(self._path)).num_records())
+    if written != self.rows:
+      raise UserError(f'{self._path} holds {written} of {self.rows} rows that were written; is the disk full?')
+
+  def _try(self, call):
+    try:
+      return call()
+    except RuntimeError as error:  # what array_record makes of a full disk and the like
+      raise UserError(f'{self._path} cannot be written: {str(error).partition(";")[0]}.') from None
+
+
+def array_record_module():
+  """array_record's Python module, imported where rows are written."""
+  from array_record.python import array_record_module as module
+  return module
 
 
 def file_name(split: str, index: int, count: int) -> str:

@@ -93,3 +93,10 @@ def test_records_keep_ids_in_two_bytes_only_where_they_fit():
   assert packing.id_dtype(65537) == np.uint32
   row = [np.array([65536, 3], np.int32)]
   assert packing.decode_row(packing.encode_row(row, packing.id_dtype(65537)), 2)['tokens'][0] == 65536
+
+
+@pytest.mark.parametrize('maker', packing.MAKERS.values())
+def test_predictions_of_a_document_are_foretold(maker):
+  for n in (1, 2, 4, 5, 9):
+    rows, packer = packed([np.arange(n)], 4, maker)
+    assert packer.predictions(n) == sum(len(p) - 1 for r in rows for p in r)

@@ -290,3 +290,12 @@ def test_the_command_prints_json_last_and_one_sentence_on_errors(tmp_path):
   assert wrong.returncode == 1 and wrong.stdout == ''
   assert wrong.stderr.splitlines()[-1].startswith("error: data.source = 'nowhere' does not exist")
   assert 'Traceback' not in wrong.stderr
+
+
+def test_a_place_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
+  data = config(write_lines(tmp_path / 'a.jsonl', TEXTS), tmp_path)
+  with pytest.raises(UserError, match='cannot be prepared: No such file or directory .*/proc/x'):
+    prepare.prepare(data, 0, out='/proc/x', progress=False)
+  with pytest.raises(UserError, match="no field 'txt'"):
+    prepare.prepare(dataclasses.replace(data, text_field='txt'), 0, out=tmp_path / 'out', progress=False)
+  assert not list(tmp_path.glob('out*'))

@@ -87,6 +87,13 @@ def test_broken_utf8_is_replaced_and_counted_once_a_document(tmp_path):
   assert documents[0][1] == 'caf\ufffd' and documents[1][1] == 'ok' and counts['non_utf8'] == 2
 
 
+def test_a_broken_byte_after_half_a_character_loses_nothing(tmp_path, monkeypatch):
+  monkeypatch.setattr(readers, 'CHUNK_BYTES', 4)
+  (tmp_path / 'a.txt').write_bytes('abc東'.encode() + b'\xff' + '東z'.encode())
+  documents, counts = read('text', tmp_path / 'a.txt')
+  assert documents[0][1] == 'abc東\ufffd東z' and counts['non_utf8'] == 1
+
+
 def test_a_character_across_two_blocks_is_not_broken(tmp_path, monkeypatch):
   monkeypatch.setattr(readers, 'CHUNK_BYTES', 5)
   (tmp_path / 'a.txt').write_text('東京 🙂' * 9)

@@ -15,22 +15,24 @@ TEXT = 'The naïve café — “déjà vu” of 東京, 12345 times.\n\n  def f(
 CORPUS = [TEXT, 'so it is and so it was, ' * 40, 'the curse of depth in large language models. ' * 30]
 
 
-@pytest.fixture(scope='module')
-def sp_folder(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('sp')
+def sentencepiece_of(path, **options):
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
       sentence_iterator=iter(CORPUS * 20), model_writer=model, vocab_size=400, byte_fallback=True,
-      model_type='bpe', hard_vocab_limit=False, minloglevel=2)
-  (folder / 'my.model').write_bytes(model.getvalue())
-  return folder
+      model_type='bpe', hard_vocab_limit=False, minloglevel=2, **options)
+  path.write_bytes(model.getvalue())
+  return tokenizers.load(path)
 
 
-@pytest.fixture(scope='module', params=['bpe', 'byte', 'sentencepiece'])
-def tokenizer(request, sp_folder):
+@pytest.fixture(scope='module', params=['bpe', 'byte', 'sentencepiece', 'llama'])
+def tokenizer(request, tmp_path_factory):
   if request.param == 'bpe':
     return tokenizers.train_bpe(CORPUS, 400)
-  return tokenizers.byte_tokenizer() if request.param == 'byte' else tokenizers.load(sp_folder / 'my.model')
+  if request.param == 'byte':
+    return tokenizers.byte_tokenizer()
+  like_llama = {'normalization_rule_name': 'identity', 'remove_extra_whitespaces': False}
+  options = like_llama if request.param == 'llama' else {}
+  return sentencepiece_of(tmp_path_factory.mktemp('sp') / 'my.model', **options)
 
 
 def test_the_same_texts_give_the_same_bpe():
