@@ -226,8 +226,8 @@ class Checkpointer:
       yield
     except Exception as e:
       if self._primary:
-        with contextlib.suppress(OSError):  # other threads of Orbax may still write: the marker stays for the next start
-          self._discard(step)
+        with contextlib.suppress(OSError):
+          self._discard(step)  # the marker stays: other threads of Orbax may still write, the next start removes that
       raise UserError(f'checkpoint {self._root / str(step)} could not be written: {_cause(e)}; '
                       'earlier checkpoints are intact.') from e
 
@@ -276,7 +276,8 @@ def load_params(directory: epath.PathLike, *, step: int | None = None, like=None
 
 
 def _absolute(directory: epath.PathLike) -> epath.Path:
-  return epath.Path(directory).expanduser().absolute()
+  path = epath.Path(directory)
+  return path if '://' in os.fspath(directory) else path.expanduser().absolute()
 
 
 def _steps(root: epath.Path) -> list[int]:
