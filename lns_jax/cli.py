@@ -63,6 +63,8 @@ def _prepare(argv: Sequence[str], positional: bool) -> list[str]:
     if top == 'config':
       _check_override(name.removeprefix('config.'))
     prepared.append(argument)
+  if not config_first and any(a.startswith('--config.') for a in prepared) and flags.FLAGS['config'].value is None:
+    raise UserError(f'--config must be given: one of {", ".join(presets.config_names())}, or a file.')
   # absl reads flags in order, but overrides need the file first.
   return [prepared[0], *config_first, *prepared[1:]]
 
@@ -81,7 +83,8 @@ def _parse(argv: Sequence[str], positional: bool) -> list[str]:
       print('\n'.join(_settings(config_lib.RunConfig, '--config.')))
     sys.exit(0)
   try:
-    return flags.FLAGS(_prepare(argv, positional))
+    sys.argv[:] = _prepare(argv, positional)  # ml_collections looks for --config there, too
+    return flags.FLAGS(sys.argv)
   except UserError as e:
     _fail(e)
   except flags.IllegalFlagValueError as e:

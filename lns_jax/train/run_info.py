@@ -53,7 +53,7 @@ def cpu_name() -> str:
 
 def collect(config: dict[str, Any], corpus_hash: str | None) -> dict[str, Any]:
   """The content of run_info.json."""
-  return {'command': sys.argv, 'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+  return {'command': sys.orig_argv, 'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
           'commit': _commit(), 'versions': {p: _version(p) for p in PACKAGES}, 'hardware': hardware(),
           'corpus_hash': corpus_hash, 'config': config}
 
