@@ -34,7 +34,6 @@ setuptools.setup(
         'tensorflow-datasets>=4.9.10',
         'tokenizers>=0.21',
         'tqdm>=4.66',
-        'zstandard>=0.22',
     ],
     extras_require={
         'tpu': ['jax[tpu]>=0.10'],

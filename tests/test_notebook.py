@@ -17,7 +17,8 @@ def _run(notebook, **env) -> list[str]:
                                    resources={'metadata': {'path': str(PATH.parent)}})
   client.execute(env=env)
   code = [cell for cell in notebook.cells if cell.cell_type == 'code']
-  return [''.join(o.get('text', '') + ''.join(map(str, o.get('data', {}).values())) for o in cell.outputs) for cell in code]
+  text = lambda output: output.get('text', '') + ''.join(map(str, output.get('data', {}).values()))
+  return [''.join(map(text, cell.outputs)) for cell in code]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Batches from a folder of prepared rows. Their order is a function of (seed, step) and of nothing else."""
 
+import functools
 import json
 import pathlib
 from collections.abc import Iterator
@@ -102,18 +103,20 @@ class Dataset:
     """
     check_batch('eval.batch_size', batch_size, process_count, 'processes')
     source = self._split(split)
-    return self._eval_batches(source, batch_size, max_tokens, process_index, batch_size // process_count)
+    count = self._rows_within(split, max_tokens)
+    return self._eval_batches(source, count, batch_size, process_index, batch_size // process_count)
 
-  def _eval_batches(self, source, batch_size, max_tokens, p, local) -> Iterator[Batch]:
-    count = self._rows_within(source, max_tokens)
+  def _eval_batches(self, source, count, batch_size, p, local) -> Iterator[Batch]:
     padding = {name: np.zeros(self.seq_len, np.int32) for name in ('tokens', 'targets', 'segment_ids')}
     for start in range(0, count, batch_size):
       mine = range(start + p * local, start + (p + 1) * local)
       batch = [source[i] if i < count else padding for i in mine]
       yield {name: np.stack([row[name] for row in batch]) for name in padding}
 
-  def _rows_within(self, source: _Rows, max_tokens: int) -> int:
+  @functools.cache  # every evaluation of a run asks for the same
+  def _rows_within(self, split: str, max_tokens: int) -> int:
     """How many first rows hold at most `max_tokens` predictions (at least one row)."""
+    source = self._split(split)
     if not max_tokens:
       return len(source)
     seen, count = 0, 0
