@@ -50,7 +50,7 @@ def losses(schemes: Mapping[str, dict]) -> str:
     return f'The validation losses of {listed([n for _, n in ended])} agree to four decimals ({low:.4f}); {caution}.'
   word = 'lower' if len(ended) == 2 else 'lowest'
   return (f'{first} ended with the {word} validation loss, {low:.4f} nats per token, {high - low:.4f} '
-          f'({(high - low) / high:.1%}) below {"" if len(ended) == 2 else "the highest, that of "}{last} '
+          f'({number(100 * (high - low) / high)}%) below {"" if len(ended) == 2 else "the highest, that of "}{last} '
           f'({high:.4f}); {caution}.')
 
 
