@@ -5,6 +5,7 @@ import os
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
 
+import jax  # noqa: E402
 import pytest  # noqa: E402
 
 
@@ -14,4 +15,7 @@ def cache(tmp_path_factory):
   base = tmp_path_factory.getbasetemp()
   root = base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base
   os.environ['LNS_JAX_CACHE'] = str(root / 'lns_jax_cache')
+  jax.config.update('jax_compilation_cache_dir', str(root / 'jax_cache'))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+  jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
   return root / 'lns_jax_cache'

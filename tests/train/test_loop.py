@@ -29,7 +29,7 @@ def text(tmp_path_factory):
 
 def settings(text, **groups) -> RunConfig:
   base = {
-      'model': {'vocab_size': 258, 'd_model': 16, 'd_ff': 32, 'num_layers': 3, 'num_heads': 2, 'scheme': 'lns'},
+      'model': {'vocab_size': 258, 'd_model': 16, 'd_ff': 32, 'num_layers': 3, 'num_heads': 2, 'scheme': 'lns', 'loop': 'scan'},
       'data': {'source': str(text), 'tokenizer': 'byte', 'seq_len': 32, 'validation_fraction': 0.1},
       'optimizer': {'lr': 1e-2, 'warmup_steps': 2},
       'train': {'steps': 6, 'batch_size': 8, 'log_every': 1, 'layer_stats_every': 2, 'tensorboard': False},
