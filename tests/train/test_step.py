@@ -16,10 +16,11 @@ from tiny import batch, leaves_close, model
 STEPS = 10
 
 
-def run(accumulation=1, loop='unrolled', mesh=(1, 1, 1), clip=0.0, stats=1, optimizer=None, **settings):
+def run(accumulation=1, loop='scan', mesh=(1, 1, 1), clip=0.0, stats=1, optimizer=None, **settings):
   return config_lib.RunConfig(
       model=model(loop=loop, **settings), data=config_lib.DataConfig(seq_len=16),
-      optimizer=optimizer or config_lib.OptimizerConfig(lr=1e-2, clip_norm=clip, schedule='constant'),
+      # eps = 1 makes Adam nearly linear: its usual first step is the sign of the gradient, rounding included.
+      optimizer=optimizer or config_lib.OptimizerConfig(lr=1.0, eps=1.0, clip_norm=clip, schedule='constant'),
       train=config_lib.TrainConfig(steps=STEPS, batch_size=8, accumulation=accumulation, layer_stats_every=stats),
       mesh=config_lib.MeshConfig(*mesh))
 
@@ -73,15 +74,15 @@ def test_a_fully_masked_batch_is_no_nan_and_no_change():
   jax.tree.map(np.testing.assert_array_equal, state.params, first.params)
 
 
-@pytest.mark.parametrize('mesh', [(2, 1, 1), (8, 1, 1), (1, 4, 1), (2, 2, 2), (1, 1, 2)])
-@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
-def test_devices_do_not_matter(mesh, loop):
+@pytest.mark.parametrize('loop, mesh', [
+    ('scan', (2, 1, 1)), ('scan', (8, 1, 1)), ('scan', (1, 4, 1)), ('scan', (2, 2, 2)), ('unrolled', (2, 2, 2))])
+def test_devices_do_not_matter(loop, mesh):
   """Known faults O5 and P4: per-device means and per-shard norms."""
   one, metrics = step(run(clip=0.5, scheme='lns', loop=loop), ragged(), updates=2)
   many, other = step(run(clip=0.5, scheme='lns', loop=loop, mesh=mesh), ragged(), updates=2)
   np.testing.assert_allclose(other['loss'], metrics['loss'], rtol=1e-6)
   np.testing.assert_allclose(other['grad_norm'], metrics['grad_norm'], rtol=2e-6)
-  leaves_close(many.params, one.params, 1e-4)  # Adam divides by the root of tiny second moments
+  leaves_close(many.params, one.params, 1e-5)
 
 
 def test_devices_do_not_matter_in_float64():
@@ -99,7 +100,7 @@ def test_the_norm_is_that_of_all_gradients_before_clipping():
   def mean(p):
     total, (weight, _) = step_lib.loss_sums(config.model, p, b)
     return total / weight
-  grads = jax.grad(mean)(state.params)
+  grads = layout.unstack(jax.jit(jax.grad(mean))(state.params))
   expected = np.sqrt(sum(np.sum(np.square(np.asarray(g, np.float64))) for g in jax.tree.leaves(grads)))
   _, metrics = step(config, b)
   assert float(metrics['grad_norm']) == pytest.approx(expected, rel=1e-5) and expected > 0.1
@@ -110,12 +111,12 @@ def test_the_norm_is_that_of_all_gradients_before_clipping():
 
 def test_the_logged_rate_is_the_applied_one():
   """With b1 = b2 = 0 Adam's first update is the sign of the gradient, so that |dw| is the rate."""
-  settings = config_lib.OptimizerConfig(lr=1e-2, b1=0.0, b2=0.0, eps=0.0, warmup_steps=4)
+  settings = config_lib.OptimizerConfig(lr=1e-2, b1=0.0, b2=0.0, eps=1e-30, warmup_steps=4)
   config = run(optimizer=settings)
   before, b = jax.device_get(jax.jit(lambda: step_lib.init_state(config, STEPS))()), ragged()
   for _ in range(3):
     after, metrics = step(config, b, state=before)
-    moved = np.abs(after.params['layers']['1']['mlp']['up'] - before.params['layers']['1']['mlp']['up']).max()
+    moved = np.abs(after.params['head']['table'] - before.params['head']['table']).max()
     assert moved == pytest.approx(float(metrics['lr']), rel=1e-3, abs=1e-9)
     before = after
   assert float(metrics['lr']) == pytest.approx(5e-3)  # third update, count 2 of 4
@@ -145,14 +146,13 @@ def test_statistics_change_no_number():
   assert set(metrics) == {'loss', 'tokens', 'grad_norm', 'lr', 'variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm'}
 
 
-@pytest.mark.parametrize('poison', [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize('poison', [np.nan, np.inf])
 def test_a_non_finite_step_leaves_the_state_alone(poison):
   config = run()
   state = jax.device_get(jax.jit(lambda: step_lib.init_state(config, STEPS))())
-  state.params['layers']['2']['mlp']['down'] = np.full((128, 64), poison, np.float32)
+  state.params['layers']['1-2']['mlp']['down'] = np.full((2, 128, 64), poison, np.float32)
   after, metrics = step(config, ragged(), state=state)
-  if np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm']):
-    pytest.fail('the poison must show')
+  assert not (np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm']))
   jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
@@ -165,11 +165,11 @@ def test_master_parameters_are_float32_and_paper_bf16_is_all_bf16():
 
 
 def test_both_loops_take_the_same_step():
-  a, metrics = step(run(scheme='mix', num_layers=4), ragged(), updates=2)
-  b, other = step(run(scheme='mix', num_layers=4, loop='scan'), ragged(), updates=2)
+  a, metrics = step(run(scheme='mix', num_layers=4, loop='unrolled'), ragged(), updates=2)
+  b, other = step(run(scheme='mix', num_layers=4), ragged(), updates=2)
   np.testing.assert_allclose(other['variance'], metrics['variance'], rtol=1e-5)
   np.testing.assert_allclose(other['layer_grad_norm'], metrics['layer_grad_norm'], rtol=1e-4)
-  leaves_close(layout.unstack(b.params), a.params, 1e-4)
+  leaves_close(layout.unstack(b.params), a.params, 1e-5)
 
 
 def test_golden_step():
@@ -182,9 +182,9 @@ def test_golden_step():
       name='adamw', lr=1e-2, weight_decay=0.1, clip_norm=1.0, warmup_steps=2))
   state, metrics = step(config, batch(8), updates=3)
   found = [float(metrics['loss']), float(metrics['grad_norm']), float(metrics['variance'][3]),
-           float(np.sum(np.abs(state.params['layers']['3']['mlp']['down'])))]
-  print(found)
+           float(np.sum(np.abs(state.params['layers']['1-3']['mlp']['down'][2])))]
+  print(f'GOLDEN = {found}')
   np.testing.assert_allclose(found, GOLDEN, rtol=1e-4)
 
 
-GOLDEN = [0.0, 0.0, 0.0, 0.0]
+GOLDEN = [4.143107891082764, 1.7518285512924194, 0.8325049877166748, 655.0994873046875]
