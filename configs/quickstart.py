@@ -3,6 +3,9 @@
   python experiments/pretrain.py --config=quickstart --config.model.scheme=lns --workdir=runs/quickstart_lns
 
 `--config=quickstart:tiny` is a smoke test of the same shape of run, in seconds.
+
+init_std is 0.02 sqrt(768 / 64): matrices of this width start with the gain that 0.02 gives LLaMA-130M. Of the rates 2e-3,
+4e-3, 8e-3 and 1.6e-2, 8e-3 gave the lowest validation loss for pre and for lns (300 steps, one seed).
 """
 
 from lns_jax.configs import common
@@ -10,9 +13,10 @@ from lns_jax.configs import common
 
 def get_config(budget='full'):
   c = common.base()
-  c.model.update(vocab_size=2048, d_model=64, d_ff=176, num_layers=16, num_heads=2, init='normal', loop='scan')
+  c.model.update(vocab_size=2048, d_model=64, d_ff=176, num_layers=16, num_heads=2, loop='scan')
+  c.model.update(init='paper', init_std=0.07)
   c.data.update(source='embedded', tokenizer='bpe', seq_len=128)
-  c.optimizer.update(lr=3e-3, warmup_steps=20)
+  c.optimizer.update(lr=8e-3, warmup_steps=20)
   c.train.update(steps=300, batch_size=16, log_every=5, layer_stats_every=10)
   c.checkpoint.update(every=100)
   if budget == 'tiny':

@@ -1,9 +1,9 @@
-"""Eight forced host devices, float32 products, and one data cache for the whole session."""
+"""Eight forced host devices, quick compiles, and one cache of data and programs for the whole session."""
 
 import os
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
