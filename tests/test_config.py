@@ -130,6 +130,7 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
              {bool: not field.default, int: 24, float: 2.0 if field.metadata['above'] == 1.0 else 0.5, str: '1M'}.get(field.type, (3, 5)))
   other[path[-1]] = changed
   values['model'] |= {'num_layers': 2} if path[-1] == 'layer_ids' else {}
+  values['model'] |= {'num_heads': 24} if path[-1] == 'num_kv_heads' else {}
   values['train'] |= {'steps': 0} if path[-1] in ('tokens', 'epochs') else {}
   values['optimizer'] |= {'name': 'adamw'} if path[-1] == 'weight_decay' else {}
   values['train'] |= {'batch_size': 24} if path[-1] == 'accumulation' else {}

@@ -83,12 +83,10 @@ def head(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
   return param.dot('BTD,VD->BTV', x_BTD, table, preferred_element_type=jnp.promote_types(x_BTD.dtype, jnp.float32))
 
 
-def _body(config: config_lib.ModelConfig, read: Read) -> Callable:
-  """(block params, x, ctx, layer, override) -> (x, what `read` keeps), rematerialised if the config says so."""
-  def body(p, x, ctx, layer, override=None):
-    x, out = block.Block(config).apply({'params': p}, x, ctx, layer, override)
-    return nn.with_logical_constraint(x, STREAM), read(out)
-  return jax.checkpoint(body, static_argnums=(3,)) if config.remat == 'full' else body
+def _remat(config: config_lib.ModelConfig, step: Callable, in_scan: bool = False) -> Callable:
+  """The step of a loop over layers, its activations recomputed in the backward pass if the config says so."""
+  # Inside a scan nothing can be merged across iterations, so that the barrier against it only costs.
+  return jax.checkpoint(step, prevent_cse=not in_scan) if config.remat == 'full' else step
 
 
 def run_factors(config: config_lib.ModelConfig, run: layout.Run) -> dict[str, schemes.Factors]:
@@ -108,25 +106,31 @@ def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attent
     x_BTD: the stream after the last block.
     kept: {layer id: what `read` kept of that block's `out`}.
   """
-  body, kept = _body(config, read), {}
+  kept = {}
   if not layout.is_stacked(params['layers']):
     for l in config.layer_ids:
-      x_BTD, kept[l] = body(params['layers'][str(l)], x_BTD, ctx, l)
+      step = _remat(config, lambda p, x, l=l: _block(config, p, x, ctx, l, read))
+      x_BTD, kept[l] = step(params['layers'][str(l)], x_BTD)
     return x_BTD, kept
   for run in layout.runs(config):
-    x_BTD, stacked = _scan_run(config, params['layers'][layout.run_name(run)], x_BTD, ctx, run, body)
+    x_BTD, stacked = _scan_run(config, params['layers'][layout.run_name(run)], x_BTD, ctx, run, read)
     kept |= {l: jax.tree.map(lambda v, i=i: v[i], stacked) for i, l in enumerate(run)}
   return x_BTD, kept
 
 
-def _scan_run(config, stacked, x_BTD, ctx, run, body):
+def _block(config, p, x_BTD, ctx, layer: int, read: Read, override=None):
+  x_BTD, out = block.Block(config).apply({'params': p}, x_BTD, ctx, layer, override)
+  return nn.with_logical_constraint(x_BTD, STREAM), read(out)
+
+
+def _scan_run(config, stacked, x_BTD, ctx, run: layout.Run, read: Read):
   k = run_factors(config, run)
   vectors = {sub: {f: v for f, v in vars(k[sub]).items() if not isinstance(v, float)} for sub in k}
   def step(x, scanned):
     p, scalars = scanned
     override = {sub: schemes.Factors(**{**vars(k[sub]), **scalars[sub]}) for sub in k}
-    return body(p, x, ctx, run[0], override)
-  return jax.lax.scan(step, x_BTD, (stacked, vectors))
+    return _block(config, p, x, ctx, run[0], read, override)
+  return jax.lax.scan(_remat(config, step, in_scan=True), x_BTD, (stacked, vectors))
 
 
 def stream(config: config_lib.ModelConfig, params, tokens_BT, segment_ids_BT=None, read: Read = lambda out: {}):

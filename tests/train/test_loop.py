@@ -175,12 +175,11 @@ def test_another_corpus_is_refused(finished, text, tmp_path):
 def test_a_run_that_blows_up_stops_keeps_its_checkpoint_and_names_the_place(text, tmp_path, monkeypatch):
   config = settings(text)
   interrupted(config, tmp_path / 'run', 3, monkeypatch)
-  place = loop.evaluate.place
-  monkeypatch.setattr(loop.evaluate, 'place', place)
   fresh = loop.resume.restore_or_init
   def poisoned(run, saver):
     state, position = fresh(run, saver)
-    state.params['layers']['2']['mlp']['down'] = state.params['layers']['2']['mlp']['down'].at[0, 0].set(np.nan)
+    down = state.params['layers']['1-3']['mlp']['down']
+    state.params['layers']['1-3']['mlp']['down'] = down.at[1, 0, 0].set(np.nan)
     return state, position
   monkeypatch.setattr(loop.resume, 'restore_or_init', poisoned)
   with pytest.raises(Diverged, match=r'step 3: .* first in layer 2, on rows 16 to 23 .* checkpoint is of step 2'):
