@@ -197,6 +197,8 @@ class TrainConfig(Section):
   batch_size: int = setting(32, 'Rows per update, over all devices and micro-batches.', low=1)
   accumulation: int = setting(1, 'Micro-batches per update.', low=1)
   seed: int = setting(0, 'Seed of the initial weights.', low=0, high=2**32 - 1)
+  loss_chunk: int = setting(
+      -1, 'Positions of a row whose logits exist at a time; 0: all; -1: 32 on a single device, else all.', low=-1)
   log_every: int = setting(10, 'Steps between lines of metrics.jsonl.', low=1)
   layer_stats_every: int = setting(50, 'Steps between per-layer statistics; 0: off.', low=0)
   tensorboard: bool = setting(True, 'Whether to write TensorBoard events.')

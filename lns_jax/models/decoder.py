@@ -13,7 +13,7 @@ from lns_jax import config as config_lib
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, block, param, schemes
 from lns_jax.layers.norms import RMSNorm
-from lns_jax.models import layout
+from lns_jax.models import layout, loss
 
 # From a block's `out` to what the caller wants of it; called inside the loop over layers.
 Read = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
@@ -76,11 +76,15 @@ def embed(config: config_lib.ModelConfig, params, tokens_BT: jax.Array) -> jax.A
   return nn.with_logical_constraint(x_BTD, STREAM)
 
 
-def head(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
-  """Last stream -> final norm (never scaled) -> logits [B, T, V], float32 or wider."""
+def before_head(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Last stream -> (final norm of it, never scaled, [B, T, D]; the head's table [V, D])."""
   x_BTD = RMSNorm(config).apply({'params': params['final_norm']}, x_BTD)
-  table = params['embed' if config.tie_embeddings else 'head']['table']
-  return param.dot('BTD,VD->BTV', x_BTD, table, preferred_element_type=jnp.promote_types(x_BTD.dtype, jnp.float32))
+  return x_BTD, params['embed' if config.tie_embeddings else 'head']['table']
+
+
+def head(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
+  """Last stream -> logits [B, T, V], float32 or wider."""
+  return loss.logits(*before_head(config, params, x_BTD))
 
 
 def _remat(config: config_lib.ModelConfig, step: Callable, in_scan: bool = False) -> Callable:

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from lns_jax.layers import param
+
 
 def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array) -> jax.Array:
   """weight * -log p(target) in nats, [B, T].
@@ -24,3 +26,54 @@ def weights(batch) -> jax.Array:
 def mean(total, weight):
   """total / weight, and 0 where nothing was weighed (a batch of padding alone)."""
   return total / jnp.maximum(weight, 1)
+
+
+def logits(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
+  """[B, T, V] in float32, or wider if x is."""
+  return param.dot('BTD,VD->BTV', x_BTD, table_VD, preferred_element_type=jnp.promote_types(x_BTD.dtype, jnp.float32))
+
+
+def summed_loss(x_BTD: jax.Array, table_VD: jax.Array, targets_BT, weights_BT, chunk: int = 0) -> jax.Array:
+  """Sum of `token_losses` of the head's logits.
+
+  Args:
+    chunk: positions of each row whose logits exist at a time, in the backward pass too; 0: all of them.
+  """
+  T = x_BTD.shape[1]
+  if not 0 < chunk < T:
+    return jnp.sum(token_losses(logits(x_BTD, table_VD), targets_BT, weights_BT))
+  def split(v):
+    v = jnp.pad(v, [(0, 0), (0, -T % chunk)] + [(0, 0)] * (v.ndim - 2))
+    return v.reshape(v.shape[0], -1, chunk, *v.shape[2:]).swapaxes(0, 1)
+  return _chunked(split(x_BTD), table_VD, split(targets_BT), split(weights_BT))
+
+
+@jax.custom_vjp
+def _chunked(x_NBCD, table_VD, targets_NBC, weights_NBC):
+  def add(total, chunk):
+    x, targets, w = chunk
+    return total + jnp.sum(token_losses(logits(x, table_VD), targets, w)), None
+  return jax.lax.scan(add, jnp.zeros((), weights_NBC.dtype), (x_NBCD, targets_NBC, weights_NBC))[0]
+
+
+def _chunked_forward(x_NBCD, table_VD, targets_NBC, weights_NBC):
+  """The loss and both gradients in one pass: softmax minus one-hot is at hand while the logits are."""
+  def add(carry, chunk):
+    total, d_table = carry
+    x, targets, w = chunk
+    losses, pull = jax.vjp(lambda z: token_losses(z, targets, w), logits(x, table_VD))
+    d_logits = pull(jnp.ones_like(losses))[0].astype(x.dtype)
+    d_table += param.dot('BCV,BCD->VD', d_logits, x, preferred_element_type=d_table.dtype)
+    return (total + jnp.sum(losses), d_table), param.dot('BCV,VD->BCD', d_logits, table_VD)
+  zero = jnp.zeros(table_VD.shape, jnp.promote_types(x_NBCD.dtype, jnp.float32))
+  start = (jnp.zeros((), weights_NBC.dtype), zero)
+  (total, d_table), d_x = jax.lax.scan(add, start, (x_NBCD, targets_NBC, weights_NBC))
+  return total, (d_x, d_table.astype(table_VD.dtype))
+
+
+def _chunked_backward(gradients, cotangent):
+  d_x, d_table = gradients
+  return d_x * cotangent.astype(d_x.dtype), d_table * cotangent.astype(d_table.dtype), None, None
+
+
+_chunked.defvjp(_chunked_forward, _chunked_backward)

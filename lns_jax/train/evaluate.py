@@ -12,10 +12,13 @@ from lns_jax.models import loss as loss_lib
 from lns_jax.train import step as step_lib
 
 
+CHUNK = 32  # positions whose logits exist at a time
+
+
 def make_eval_step(config: ModelConfig, mesh, params_sharding):
   """Compiled (params, batch, token_bytes [V]) -> (loss sum, weight, weighed bytes), scalars, on a mesh."""
   def run(params, batch, token_bytes):
-    total, (weight, _) = step_lib.loss_sums(config, params, batch)
+    total, (weight, _) = step_lib.loss_sums(config, params, batch, chunk=CHUNK)
     return total, weight, jnp.sum(token_bytes[batch['targets']] * loss_lib.weights(batch))
   everywhere = sharding.replicated(mesh)
   return jax.jit(run, in_shardings=(params_sharding, sharding.batch(mesh), everywhere), out_shardings=everywhere)

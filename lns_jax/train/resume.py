@@ -17,7 +17,7 @@ from lns_jax.train.run import Run, say
 
 # Settings that a run may change when it goes on: they do not touch its numbers.
 FREE = ('model.loop', 'model.remat', 'data.cache_dir', 'data.workers', 'data.read_threads', 'data.source',
-        'data.data_dir', 'data.text_field', 'data.tokenizer', 'train.log_every', 'train.layer_stats_every',
+        'data.data_dir', 'data.text_field', 'data.tokenizer', 'train.loss_chunk', 'train.log_every', 'train.layer_stats_every',
         'train.tensorboard', 'eval', 'checkpoint', 'mesh')
 
 

@@ -23,24 +23,25 @@ class TrainState(typing.NamedTuple):
   step: jax.Array
 
 
-def loss_sums(config: ModelConfig, params, batch, with_stats: bool = False):
+def loss_sums(config: ModelConfig, params, batch, *, with_stats: bool = False, chunk: int = 0):
   """Summed loss, its weight, and summed per-layer statistics of one (micro-)batch.
 
   batch: 'tokens', 'targets', 'segment_ids' int32 [B, T], optionally 'weights' float32 [B, T].
+  chunk: positions whose logits exist at a time, see `models.loss.summed_loss`.
   """
   w_BT = loss_lib.weights(batch)
   read = stats.reader(w_BT) if with_stats else lambda out: {}
   x_BTD, kept = decoder.stream(config, params, batch['tokens'], batch['segment_ids'], read)
-  losses_BT = loss_lib.token_losses(decoder.head(config, params, x_BTD), batch['targets'], w_BT)
-  return jnp.sum(losses_BT), (jnp.sum(w_BT), stats.stack(kept) if with_stats else {})
+  total = loss_lib.summed_loss(*decoder.before_head(config, params, x_BTD), batch['targets'], w_BT, chunk)
+  return total, (jnp.sum(w_BT), stats.stack(kept) if with_stats else {})
 
 
-def accumulate(config: ModelConfig, params, batch, parts: int, with_stats: bool):
+def accumulate(config: ModelConfig, params, batch, parts: int, *, with_stats: bool, chunk: int):
   """(gradient of the summed loss, loss sum, weight, statistic sums) over `parts` micro-batches.
 
   Sums, so that a token weighs the same in whatever micro-batch it lies.
   """
-  gradient = jax.value_and_grad(lambda p, b: loss_sums(config, p, b, with_stats), has_aux=True)
+  gradient = jax.value_and_grad(lambda p, b: loss_sums(config, p, b, with_stats=with_stats, chunk=chunk), has_aux=True)
   def one(micro):
     (total, (weight, sums)), grads = gradient(params, micro)
     return grads, total, weight, sums
@@ -53,7 +54,7 @@ def accumulate(config: ModelConfig, params, batch, parts: int, with_stats: bool)
   return jax.lax.scan(lambda acc, m: (jax.tree.map(jnp.add, acc, one(m)), None), first, rest)[0]
 
 
-def make_train_step(config: RunConfig, steps: int) -> Callable:
+def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
   """(state, batch) -> (state, metrics).
 
   metrics: 'loss' (nats per token), 'tokens' (weight), 'grad_norm' (before clipping), 'lr' (that of this
@@ -65,7 +66,8 @@ def make_train_step(config: RunConfig, steps: int) -> Callable:
   with_stats = config.train.layer_stats_every > 0
 
   def step(state: TrainState, batch):
-    grads, total, weight, sums = accumulate(config.model, state.params, batch, config.train.accumulation, with_stats)
+    grads, total, weight, sums = accumulate(
+        config.model, state.params, batch, config.train.accumulation, with_stats=with_stats, chunk=chunk)
     scale = 1 / jnp.maximum(weight, 1)
     grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
     squares = stats.squares(grads)

@@ -31,3 +31,26 @@ def test_weights_are_real_tokens_or_as_given():
 def test_mean_of_nothing_is_zero():
   assert float(loss.mean(jnp.float32(0), jnp.float32(0))) == 0
   assert float(loss.mean(jnp.float32(7), jnp.float32(4))) == 1.75
+
+
+@pytest.mark.parametrize('chunk', [1, 4, 5, 12, 100])
+def test_chunks_change_neither_loss_nor_gradient(chunk):
+  rng = np.random.default_rng(0)
+  x, table = rng.normal(size=(3, 12, 8)), rng.normal(size=(50, 8))
+  targets, w = rng.integers(0, 50, (3, 12)), rng.uniform(size=(3, 12)) * (rng.uniform(size=(3, 12)) > 0.3)
+  targets[w == 0] = -100
+  with jax.enable_x64(True):
+    x, table, w = map(jnp.asarray, (x, table, w))
+    def total(x, table, chunk):
+      return 3 * loss.summed_loss(x, table, targets, w, chunk)
+    expected, found = (jax.value_and_grad(total, (0, 1))(x, table, c) for c in (0, chunk))
+    assert float(total(x, table, chunk)) == pytest.approx(float(expected[0]), rel=1e-12)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_bf16_chunks_keep_the_types():
+  x, table = jnp.ones((2, 8, 4), jnp.bfloat16), jnp.ones((10, 4), jnp.float32)
+  value, (dx, dt) = jax.value_and_grad(lambda x, t: loss.summed_loss(x, t, jnp.ones((2, 8), int), jnp.ones((2, 8)), 4),
+                                       (0, 1))(x, table)
+  assert value.dtype == jnp.float32 and dx.dtype == jnp.bfloat16 and dt.dtype == jnp.float32
