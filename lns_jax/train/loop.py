@@ -66,7 +66,8 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
   """Trains until the last step, going on from what `workdir` holds.
 
   Returns {'loss', 'perplexity', 'bits_per_byte', 'tokens' (of the evaluation), 'step', 'train_loss',
-  'train_tokens', 'tokens_per_second', 'params', 'seconds', 'compile_seconds'}, which is result.json too.
+  'train_tokens', 'tokens_per_second', 'params', 'start_seconds' (data, state, compiling), 'step_seconds',
+  'eval_seconds' (all evaluations), 'seconds'}, which is result.json too.
 
   Raises:
     UserError: settings, data or checkpoints are not usable; or the loss or gradient became non-finite, in
@@ -87,7 +88,7 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
     compiled = time.perf_counter()
     with contextlib.closing(log.Writer(workdir, position['step'], config.train.tensorboard)) as writer:
       result = Trainer(run, train_step, state, position, saver, writer, signals).fit()
-  result |= {'seconds': time.perf_counter() - start, 'compile_seconds': compiled - start}
+  result |= {'seconds': time.perf_counter() - start, 'start_seconds': compiled - start}
   if jax.process_index() == 0:
     run_info.write_json(workdir / 'result.json', log.finite(result))
   return result
@@ -102,13 +103,12 @@ class Trainer:
     self.position = position  # {'step', 'tokens'}: Python integers, which never wrap
     self.peak, self.peak_source = mfu.peak_flops()
     self.flops_per_token = mfu.flops_per_token(run.config.model, run.config.data.seq_len)
-    self.last = {}
-    self.rates = []
+    self.last, self.rates, self.eval_seconds = {}, [], 0.0
 
   def fit(self) -> dict:
     """Runs to the last step; returns the final evaluation and totals."""
     run, t = self.run, self.run.config.train
-    start = self.position['step']
+    start, began = self.position['step'], time.perf_counter()
     if start < run.steps:
       batches = iter(run.dataset.train_batches(
           run.config.data.seed, t.batch_size, start_step=start, num_steps=run.steps - start,
@@ -117,7 +117,7 @@ class Trainer:
       with sharding.use(run.mesh), log.bar(run.steps, start, run.workdir.name or 'train') as self.bar:
         self._steps(batches, start)
     final = self.evaluate()
-    return {**final, 'step': run.steps, 'train_loss': self.last.get('loss'), 'train_tokens': self.position['tokens'],
+    return {**final, 'step_seconds': time.perf_counter() - began - self.eval_seconds, 'eval_seconds': self.eval_seconds, 'step': run.steps, 'train_loss': self.last.get('loss'), 'train_tokens': self.position['tokens'],
             'tokens_per_second': float(np.median(self.rates)) if self.rates else None,
             'params': sum(x.size for x in jax.tree.leaves(self.state.params))}
 
@@ -188,10 +188,11 @@ class Trainer:
 
   def evaluate(self) -> dict:
     """Evaluates the present parameters on the validation split and logs it."""
-    run, settings = self.run, self.run.config.eval
+    run, settings, start = self.run, self.run.config.eval, time.perf_counter()
     rows = evaluate.batch_size(run.mesh, settings.batch_size or run.config.train.batch_size)
     result = evaluate.evaluate(self.eval_step, self.state.params, run.dataset, run.mesh, rows=rows,
                                max_tokens=settings.max_tokens)
+    self.eval_seconds += time.perf_counter() - start
     self.writer.write(self.position['step'], {f'val_{k}': v for k, v in result.items()})
     say(f"step {self.position['step']}: validation loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}")
     return result
