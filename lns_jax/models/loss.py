@@ -10,12 +10,18 @@ def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array, weights_BT: jax.A
   """weight * -log p(target) in nats, [B, T].
 
   Where the weight is 0 the target is not read: an ignore label such as -100 there yields neither a
-  NaN nor the last class.
+  NaN nor the last class. A weighed target outside of the vocabulary is NaN, which stops a run.
   """
   targets_BT = jnp.where(weights_BT > 0, targets_BT, 0)
+  outside = outside_vocabulary(targets_BT, logits_BTV.shape[-1])
   normaliser = jax.nn.logsumexp(logits_BTV, axis=-1)
-  chosen = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
-  return (normaliser - chosen) * weights_BT
+  chosen = jnp.take_along_axis(logits_BTV, jnp.where(outside, 0, targets_BT)[..., None], axis=-1)[..., 0]
+  return jnp.where(outside, jnp.nan, normaliser - chosen) * weights_BT
+
+
+def outside_vocabulary(ids, V: int):
+  """Where token ids are none of 0..V-1."""
+  return (ids < 0) | (ids >= V)
 
 
 def weights(batch) -> jax.Array:

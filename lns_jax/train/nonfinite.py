@@ -6,13 +6,13 @@ import numpy as np
 
 from lns_jax.config import ModelConfig
 from lns_jax.errors import Diverged
-from lns_jax.models import decoder
+from lns_jax.models import decoder, loss
 from lns_jax.train.run import Run
 
 
 def stop(run: Run, params, step: int, metrics: dict, batch, last_checkpoint: int | None):
   """Raises Diverged. `params` are the last good ones: a bad step updates nothing."""
-  where = first_bad(run.config.model, params, batch)
+  where = bad_target(run.config.model, batch) or first_bad(run.config.model, params, batch)
   if where is None:
     grads = metrics.get('layer_grad_norm', ())
     bad = [l for l, g in zip(run.config.model.layer_ids, grads) if not np.isfinite(g)]
@@ -22,6 +22,16 @@ def stop(run: Run, params, step: int, metrics: dict, batch, last_checkpoint: int
   raise Diverged(f"step {step}: loss {metrics['loss']} and gradient norm {metrics['grad_norm']} are not both finite, "
                  f'first in {where}, on rows {(step - 1) * B} to {step * B - 1} of the shuffled order; '
                  f'nothing was updated and {kept}.')
+
+
+def bad_target(config: ModelConfig, batch) -> str | None:
+  """Name of the first weighed target that is not in the vocabulary; None when all are."""
+  targets, weights = np.asarray(batch['targets']), np.asarray(loss.weights(batch))
+  bad = np.argwhere(loss.outside_vocabulary(targets, config.vocab_size) & (weights > 0))
+  if not len(bad):
+    return None
+  row, position = map(int, bad[0])
+  return f'the target {targets[row, position]} at position {position} of row {row} of the batch, outside of the vocabulary'
 
 
 def first_bad(config: ModelConfig, params, batch) -> str | None:

@@ -22,6 +22,15 @@ def test_an_ignored_label_is_not_read(ignored):
   assert float(value) == pytest.approx(2.3025851) and np.isfinite(grad).all() and (grad[0, 1] == 0).all()
 
 
+@pytest.mark.parametrize('label', [-1, -100, 10])
+def test_a_weighed_label_outside_of_the_vocabulary_is_never_a_number(label):
+  """Known fault S6: -1 must not score as the last class (0.4586296)."""
+  found = loss.token_losses(jnp.arange(10.0)[None, None], jnp.array([[label]]), jnp.ones((1, 1)))
+  assert np.isnan(found).all()
+  last = loss.token_losses(jnp.arange(10.0)[None, None], jnp.array([[9]]), jnp.ones((1, 1)))
+  np.testing.assert_allclose(last, 0.4586296, rtol=1e-6)
+
+
 def test_weights_are_real_tokens_or_as_given():
   batch = {'segment_ids': jnp.array([[1, 2, 0]])}
   np.testing.assert_array_equal(loss.weights(batch), [[1, 1, 0]])

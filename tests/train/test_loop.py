@@ -189,6 +189,16 @@ def test_a_run_that_blows_up_stops_keeps_its_checkpoint_and_names_the_place(text
   assert np.isfinite(final(tmp_path / 'run')['layers']['2']['mlp']['down']).all()
 
 
+def test_a_target_outside_of_the_vocabulary_stops_the_run_and_is_named(text, tmp_path, monkeypatch):
+  place = loop.evaluate.place
+  def spoiled(mesh, batch):
+    batch['targets'][3, 0] = -1
+    return place(mesh, batch)
+  monkeypatch.setattr(loop.evaluate, 'place', spoiled)
+  with pytest.raises(Diverged, match='first in the target -1 at position 0 of row 3 of the batch'):
+    loop.train(settings(text), tmp_path / 'run')
+
+
 def test_impossible_batches_are_refused_before_anything_is_built(text, tmp_path):
   with pytest.raises(UserError, match='12 .* 8 devices.*8 or 16 would be'):
     loop.train(settings(text, train={'batch_size': 12}), tmp_path / 'run')
