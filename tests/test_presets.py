@@ -9,8 +9,11 @@ from lns_jax import presets
 from lns_jax.models import decoder
 
 # name: (parameters in millions (paper.md 3.1), peak rate, steps, warm-up)
-PAPER = {'130m': (134.1, 1e-3, 20_000, 2_000), '250m': (247.4, 1e-3, 40_000, 4_000), '350m': (368.0, 1e-3, 60_000, 6_000),
-         '1b': (1339.1, 5e-4, 100_000, 1_000), '60m': (58.1, None, None, None), '71m': (70.6, None, None, None)}
+PAPER = {
+    '9m': (9.0, None, None, None), '20m': (19.5, None, None, None), '35m': (35.2, None, None, None),
+    '60m': (58.1, None, None, None), '71m': (70.6, None, None, None),
+    '130m': (134.1, 1e-3, 20_000, 2_000), '250m': (247.4, 1e-3, 40_000, 4_000), '350m': (368.0, 1e-3, 60_000, 6_000),
+    '1b': (1339.1, 5e-4, 100_000, 1_000), '3b': (2685.8, None, None, None), '7b': (6738.4, None, None, None)}
 
 
 @pytest.mark.parametrize('name', presets.config_names())
