@@ -1,9 +1,11 @@
 """Turns text into tokenised, packed rows (array_record in TFDS layout) that training reads.
 
   python experiments/prepare_data.py --source=embedded --out=data/embedded
-  python experiments/prepare_data.py --source=c4_json_gz/ --tokenizer=t5.model --packing=paper --out=data/c4
-  python experiments/prepare_data.py --source=tfds:c4/en --data_dir=tfds/ --tokenizer=t5.model --out=data/c4
+  python experiments/prepare_data.py --source=c4_json_gz/ --tokenizer=t5.model --packing=paper --noadd_bos --out=data/c4
+  python experiments/prepare_data.py --source=tfds:c4/en --data_dir=tfds/ --tokenizer=t5.model --packing=paper \\
+    --noadd_bos --out=data/c4
 
+The presets of the paper want --packing=paper --noadd_bos; a run names the setting in which prepared data differ.
 --source: embedded; a file or folder of .txt, .jsonl, .json.gz, .zst, .parquet or token shards (.npy, .bin);
 tfds:NAME. Files named train and validation (or val, valid) are those splits; otherwise a share is held out.
 A killed run goes on where it was when it is started again. Then train with --config.data.source=OUT.
