@@ -6,6 +6,7 @@
     --noadd_bos --out=data/c4
 
 The presets of the paper want --packing=paper --noadd_bos; a run names the setting in which prepared data differ.
+
 --source: embedded; a file or folder of .txt, .jsonl, .json.gz, .zst, .parquet or token shards (.npy, .bin);
 tfds:NAME. Files named train and validation (or val, valid) are those splits; otherwise a share is held out.
 A killed run goes on where it was when it is started again. Then train with --config.data.source=OUT.
