@@ -30,7 +30,8 @@ def test_after_the_last_step_the_rate_stays():
 def test_edges():
   np.testing.assert_allclose(rates(10, [0], warmup_steps=0), 1e-3)
   np.testing.assert_allclose(rates(1, [0, 1], warmup_steps=0), [1e-3, 1e-4], rtol=1e-6)
-  np.testing.assert_allclose(rates(4, [0, 1, 2, 3, 4, 9], warmup_steps=4), [0, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3], rtol=1e-6)
+  np.testing.assert_allclose(rates(4, [0, 1, 2, 3, 4, 9], warmup_steps=4),
+                             [0, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3], rtol=1e-6)
   np.testing.assert_allclose(rates(5, range(6), schedule='constant'), 1e-3)
 
 
@@ -59,12 +60,13 @@ def test_adamw_shrinks_matrices_and_leaves_gains():
   np.testing.assert_array_equal(new['final_norm']['gain'], p['final_norm']['gain'])
 
 
-def test_clipping_uses_the_global_norm():
-  settings = OptimizerConfig(clip_norm=1.0, lr=1.0, schedule='constant', b1=0.0, b2=0.0, eps=1e-8)
-  clipped, _ = optimizer.make(settings, 1).init({'a': jnp.zeros(1), 'b': jnp.zeros(1)})[0], None
-  clip = optax.clip_by_global_norm(1.0)
-  out, _ = clip.update({'a': jnp.array([3.0]), 'b': jnp.array([4.0])}, clipped)
-  np.testing.assert_allclose([out['a'][0], out['b'][0]], [0.6, 0.8], rtol=1e-6)
+@pytest.mark.parametrize('clip_norm, clipped', [(0.0, [3.0, 4.0]), (1.0, [0.6, 0.8]), (10.0, [3.0, 4.0])])
+def test_clipping_uses_the_global_norm_and_zero_leaves_it_out(clip_norm, clipped):
+  # Without memory Adam's update is g / (|g| + eps): eps = 1 keeps the size of g in it. The norm of (3, 4) is 5.
+  settings = OptimizerConfig(clip_norm=clip_norm, lr=1.0, schedule='constant', b1=0.0, b2=0.0, eps=1.0)
+  tx, g = optimizer.make(settings, 1), {'a': jnp.array([3.0]), 'b': jnp.array([4.0])}
+  updates, _ = tx.update(g, tx.init(g), g)
+  np.testing.assert_allclose([updates['a'][0], updates['b'][0]], [-c / (c + 1) for c in clipped], rtol=1e-6)
 
 
 def test_adam_equals_numpy():
