@@ -39,6 +39,11 @@ def distance(u: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
   return 2 / jnp.pi * jnp.arctan2(apart, together), jnp.square(apart) / 2
 
 
+def hidden_variance(x: jax.Array) -> jax.Array:
+  """Variance over the last axis (population, ddof 0), in float32 or wider: a square overflows in float16."""
+  return jnp.var(x.astype(wide(x)), axis=-1)
+
+
 def all_pairs(states: jax.Array, mask_BT: jax.Array):
   """Sums over the tokens of each sequence, for all pairs of states.
 
@@ -64,10 +69,9 @@ def all_pairs(states: jax.Array, mask_BT: jax.Array):
 def _sums(config: ModelConfig, params, batch):
   mask_BT = token_mask(batch)
   states = decoder.states(config, params, batch['tokens'], segment_ids=batch.get('segment_ids'))
-  states = states.astype(wide(states))
   bad = jnp.any(~jnp.isfinite(states), axis=-1) & (mask_BT > 0)
   angles, influences, counts = all_pairs(states, mask_BT)
-  return {'variance': jnp.sum(jnp.var(states, axis=-1) * mask_BT, axis=-1).T, 'tokens': jnp.sum(mask_BT, axis=-1),
+  return {'variance': jnp.sum(hidden_variance(states) * mask_BT, axis=-1).T, 'tokens': jnp.sum(mask_BT, axis=-1),
           'angles': angles, 'influences': influences, 'counts': counts,
           'bad': jnp.any(bad, axis=(1, 2)), 'bad_token': jnp.argmax(bad.reshape(len(states), -1), axis=1)}
 

@@ -9,6 +9,7 @@ from lns_jax import depth
 from lns_jax.depth import states
 from lns_jax.errors import UserError
 from lns_jax.models import decoder
+from lns_jax.train import stats
 from tiny import batch, model, params
 
 
@@ -62,10 +63,10 @@ def test_only_zero_vectors_are_an_error():
     depth.profile(config, p, [batch()])
 
 
-@pytest.mark.parametrize('L', [2, 4])
-def test_cells_of_the_map(L):
+@pytest.mark.parametrize('L, loop', [(2, 'unrolled'), (4, 'unrolled'), (40, 'scan')])
+def test_cells_of_the_map(L, loop):
   """Known fault D5: n = 1..L give L, L - 1, ... cells; the rest is masked, never 0."""
-  config = model(num_layers=L)
+  config = model(num_layers=L, loop=loop)
   p, b = params(config), batch()
   found = depth.angular(config, p, [b])
   assert found.value.shape == (L, L)
@@ -80,7 +81,8 @@ def test_cells_of_the_map(L):
       cosine = np.sum(unit[l - 1] * unit[l - 1 + n], -1)[real]
       assert found.value[n - 1, l - 1] == pytest.approx(np.mean(np.arccos(cosine)) / np.pi, rel=1e-4)
   influence = depth.block_influence(config, p, [b]).value
-  np.testing.assert_allclose(influence, [np.mean(1 - np.sum(unit[l] * unit[l + 1], -1)[real]) for l in range(L)], rtol=1e-3)
+  expected = [np.mean(1 - np.sum(unit[l] * unit[l + 1], -1)[real]) for l in range(L)]
+  np.testing.assert_allclose(influence, expected, rtol=1e-3)
 
 
 def test_variance_is_over_hidden_units_with_ddof_0_and_without_padding():
@@ -125,12 +127,14 @@ def test_a_non_finite_state_names_layer_and_token():
     depth.variance(config, p, [b])
 
 
-def test_half_precision_variance_does_not_overflow():
-  """Known fault D7."""
-  x = jnp.asarray([[300.0, -300.0]], jnp.float16)
-  from lns_jax.train import stats
-  kept = stats.reader(jnp.ones((1, 1)))({'out': x[None]})
-  assert float(kept['variance']) == 90000.0
+@pytest.mark.parametrize('hidden, expected', [
+    ([300.0, -300.0], 9e4), ([60000.0, -60000.0], 3.6e9), ([1.0, 2.0, 3.0, 4.0], 1.25)])
+def test_half_precision_variance_does_not_overflow(hidden, expected):
+  """Known fault D7: in what `depth` measures and in what training logs."""
+  x = jnp.asarray([[hidden]], jnp.float16)
+  kept = stats.reader(jnp.ones((1, 1)))({'out': x})
+  for found in (states.hidden_variance(x)[0, 0], kept['variance']):
+    assert found.dtype == jnp.float32 and float(found) == pytest.approx(expected, rel=1e-5)
 
 
 def test_no_batches_is_an_error():
