@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import time
 
 import jax
 import numpy as np
@@ -52,7 +53,9 @@ class Writer:
     self._file = path.open('a', buffering=1)
     if tensorboard:
       import tensorboardX
-      self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'), purge_step=start_step or None)
+      # TensorBoard hides purge_step itself and what is later. File names count seconds: the suffix tells starts apart.
+      self._board = tensorboardX.SummaryWriter(
+          str(workdir / 'tensorboard'), purge_step=start_step + 1, filename_suffix=f'.{time.time_ns()}')
 
   def write(self, step: int, record: dict):
     """One line {'step': step, ...}; vectors go to TensorBoard as one scalar an entry."""

@@ -1,0 +1,48 @@
+"""What the log of a run shows after it was killed and started again."""
+
+import contextlib
+import struct
+
+from tensorboardX.proto import event_pb2
+
+from lns_jax.train import log
+
+
+def write(workdir, start_step, steps):
+  with contextlib.closing(log.Writer(workdir, start_step, tensorboard=True)) as writer:
+    for step in steps:
+      writer.write(step, {'loss': float(f'{start_step}.{step}')})
+
+
+def events(path):
+  """Events of one file: records of length (8 bytes), its checksum (4), the event, its checksum (4)."""
+  data, at = path.read_bytes(), 0
+  while at < len(data):
+    size, = struct.unpack_from('<Q', data, at)
+    yield event_pb2.Event.FromString(data[at + 12:at + 12 + size])
+    at += size + 16
+
+
+def shown(workdir) -> dict[int, float]:
+  """Losses by step under TensorBoard's rule: the start of a session hides what is at its step or later."""
+  found = {}
+  for path in sorted((workdir / 'tensorboard').iterdir()):
+    for event in events(path):
+      if event.session_log.status == event_pb2.SessionLog.START:
+        found = {step: value for step, value in found.items() if step < event.step}
+      found |= {event.step: round(v.simple_value, 3) for v in event.summary.value}
+  return found
+
+
+def test_steps_that_a_killed_run_repeats_are_shown_once_and_none_is_lost(tmp_path):
+  write(tmp_path, 0, [1, 2, 3, 4])
+  write(tmp_path, 2, [3])
+  expected = {1: 0.1, 2: 0.2, 3: 2.3}
+  assert shown(tmp_path) == expected
+  assert {r['step']: r['loss'] for r in log.read(tmp_path / 'metrics.jsonl')} == expected
+
+
+def test_a_run_that_starts_anew_shows_nothing_of_the_one_before(tmp_path):
+  write(tmp_path, 0, [1, 2, 3])
+  write(tmp_path, 0, [1])
+  assert shown(tmp_path) == {1: 0.1}
