@@ -70,7 +70,7 @@ class Checkpointer:
     self._probe()
     if self._primary:
       self._remove_unfinished()
-    _all_processes(True)  # nobody reads or writes before the folder is clean
+    _wait_for_all()  # nobody reads or writes before the folder is clean
     self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
     self._worker = concurrent.futures.ThreadPoolExecutor(1, 'checkpoint')
     self._pending: concurrent.futures.Future | None = None
@@ -357,9 +357,10 @@ def _cause(error: Exception) -> str:
   return os.strerror(int(code[1])) if code else (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _all_processes(ok: bool) -> bool:
-  """Whether `ok` holds on every process; waits for all."""
-  return ok if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.array(ok)).all())
+def _wait_for_all():
+  """Returns when every process is here."""
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices('lns_jax.train.checkpoint')
 
 
 def _from_primary(value: int) -> int:
