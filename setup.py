@@ -18,6 +18,8 @@ setuptools.setup(
     package_dir={'lns_jax': 'lns_jax', 'lns_jax.configs': 'configs', 'lns_jax.experiments': 'experiments'},
     install_requires=[
         'absl-py>=2.1',
+        'array_record>=0.8.1',
+        'etils[epath]>=1.9.1',
         'flax>=0.12',
         'grain>=0.2.18',
         'importlib_resources>=6',  # tensorflow-datasets imports it without declaring it
