@@ -3,7 +3,8 @@
 import os
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
+FLAGS = '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
+os.environ['XLA_FLAGS'] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

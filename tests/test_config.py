@@ -126,8 +126,8 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
   for name in path[:-1]:
     other = other[name]
   choices = field.metadata['choices']
-  changed = (list(choices)[-1] if choices else
-             {bool: not field.default, int: 24, float: 2.0 if field.metadata['above'] == 1.0 else 0.5, str: '1M'}.get(field.type, (3, 5)))
+  by_type = {bool: not field.default, int: 24, float: 2.0 if field.metadata['above'] == 1.0 else 0.5, str: '1M'}
+  changed = list(choices)[-1] if choices else by_type.get(field.type, (3, 5))
   other[path[-1]] = changed
   values['model'] |= {'num_layers': 2} if path[-1] == 'layer_ids' else {}
   values['model'] |= {'num_heads': 24} if path[-1] == 'num_kv_heads' else {}

@@ -37,7 +37,7 @@ INITS = {
 
 
 def std(init: str, base: float, role: str, l: int, L: int) -> float:
-  """Standard deviation of a normal draw for a matrix of the given role in layer l of L; `base` is that of plain ones."""
+  """Standard deviation of a normal draw for a matrix of a role in layer l of L; `base` is that of plain ones."""
   if role == 'embed':
     return INITS[init].embed_std or base
   return base * (INITS[init].out_scale(l, L) if role == 'out' else 1.0)

@@ -58,7 +58,7 @@ class Run:
       return jax.jit(lambda: step_lib.init_state(self.config, self.steps), out_shardings=self.shardings)()
 
   def loss_chunk(self) -> int:
-    """Positions whose logits exist at a time: all where several devices would sum the head's gradient anew each time."""
+    """Positions whose logits exist at a time: all where several devices would sum the head's gradient each time."""
     chosen = self.config.train.loss_chunk
     return chosen if chosen >= 0 else 32 if self.mesh.size == 1 else 0
 
@@ -68,8 +68,8 @@ class Run:
     shape = (self.config.train.batch_size, self.config.data.seq_len)
     row = jax.ShapeDtypeStruct(shape, np.int32, sharding=where)
     jitted = jax.jit(
-        step_lib.make_train_step(self.config, self.steps, self.loss_chunk()), donate_argnums=0, in_shardings=(self.shardings, where),
-        out_shardings=(self.shardings, sharding.replicated(self.mesh)))
+        step_lib.make_train_step(self.config, self.steps, self.loss_chunk()), donate_argnums=0,
+        in_shardings=(self.shardings, where), out_shardings=(self.shardings, sharding.replicated(self.mesh)))
     with sharding.use(self.mesh):
       compiled = jitted.lower(self.abstract_state(), {k: row for k in ('tokens', 'targets', 'segment_ids')}).compile()
     release_compiler_memory()

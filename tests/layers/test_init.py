@@ -32,7 +32,8 @@ def test_paper_has_the_large_embedding_of_the_published_runs():
   close(p['layers']['3']['mlp']['down'], 0.02)
 
 
-@pytest.mark.parametrize('init, of_layer', [('scaled', lambda l: 8 ** -0.5), ('depth_scaled', lambda l: (2 * l) ** -0.5)])
+@pytest.mark.parametrize('init, of_layer', [
+    ('scaled', lambda l: 8 ** -0.5), ('depth_scaled', lambda l: (2 * l) ** -0.5)])
 def test_scaled_starts_shrink_only_what_writes_to_the_stream(init, of_layer):
   p = start(init=init)
   for l in (1, 4):

@@ -20,7 +20,8 @@ def test_exponents_of_attention_and_mlp_are_apart():
   assert k['attn'].s == pytest.approx(4 ** -0.25) and k['mlp'].s == 1.0
 
 
-@pytest.mark.parametrize('scheme, field', [('lns', 's'), ('branch_lns', 'b'), ('lns_before', 'c'), ('lns_after_sum', 'post')])
+@pytest.mark.parametrize('scheme, field', [
+    ('lns', 's'), ('branch_lns', 'b'), ('lns_before', 'c'), ('lns_after_sum', 'post')])
 def test_table_8_puts_one_factor_in_one_place(scheme, field):
   k = block.factors(model(scheme=scheme, num_layers=9), 9)['attn']
   assert {f: getattr(k, f) for f in schemes.FACTORS} == {f: (1 / 3 if f == field else 1.0) for f in schemes.FACTORS}

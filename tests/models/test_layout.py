@@ -9,7 +9,8 @@ from lns_jax.models import layout
 from tiny import model, params
 
 
-@pytest.mark.parametrize('run, name', [((1, 2, 3), '1-3'), ((1, 2, 3, 5), '1-3,5-5'), ((7,), '7-7'), ((2, 4), '2-2,4-4')])
+@pytest.mark.parametrize('run, name', [
+    ((1, 2, 3), '1-3'), ((1, 2, 3, 5), '1-3,5-5'), ((7,), '7-7'), ((2, 4), '2-2,4-4')])
 def test_run_names(run, name):
   assert layout.run_name(run) == name and layout.run_ids(name) == run
 
