@@ -17,9 +17,9 @@ def get_config(budget='full'):
   c.model.update(init='paper', init_std=0.07)
   c.data.update(source='embedded', tokenizer='bpe', seq_len=128)
   c.optimizer.update(lr=8e-3, warmup_steps=20)
-  c.train.update(steps=180, batch_size=16, log_every=5, layer_stats_every=10)
-  c.eval.update(every=45)
-  c.checkpoint.update(every=60)
+  c.train.update(steps=160, batch_size=16, log_every=5, layer_stats_every=10)
+  c.eval.update(every=40)
+  c.checkpoint.update(every=80)
   if budget == 'tiny':
     c.model.update(num_layers=4, d_model=32, d_ff=64, vocab_size=512)
     c.train.update(steps=12, batch_size=8, log_every=2, layer_stats_every=4)

@@ -1,4 +1,4 @@
-"""Loss, perplexity and bits per byte of a run's model on a whole split.
+"""Loss, perplexity and bits per byte of a run's model on a split.
 
   python experiments/evaluate.py --workdir=runs/quickstart/lns [--split=validation] [--parity]
 
@@ -12,13 +12,16 @@ from lns_jax import cli
 WORKDIR = flags.DEFINE_string('workdir', None, 'Run folder.')
 SPLIT = flags.DEFINE_string('split', 'validation', 'Split of the corpus.')
 STEP = flags.DEFINE_integer('step', None, 'Checkpoint; the newest sound one by default.', lower_bound=0)
+MAX_TOKENS = flags.DEFINE_integer(
+    'max_tokens', None, "Bound on the tokens, 0 for none; the run's own eval.max_tokens by default.", lower_bound=0)
 PARITY = flags.DEFINE_bool('parity', False, "Also the value that the paper's code would report.")
 flags.mark_flag_as_required('workdir')
 
 
 def main():
   from lns_jax import runs
-  return runs.evaluate(WORKDIR.value, split=SPLIT.value, step=STEP.value, parity=PARITY.value)
+  return runs.evaluate(WORKDIR.value, split=SPLIT.value, step=STEP.value, max_tokens=MAX_TOKENS.value,
+                       parity=PARITY.value)
 
 
 def launch():

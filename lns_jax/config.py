@@ -263,8 +263,8 @@ class RunConfig(Section):
   mesh: MeshConfig = MeshConfig()
 
   def check(self):
-    if self.train.steps:
-      check_warmup(self.optimizer, self.train.steps)
+    if not self.train.epochs:  # epochs become steps when the rows are counted
+      num_steps(self, num_rows=0)
 
 
 def warnings(config: RunConfig) -> list[str]:
@@ -303,7 +303,7 @@ def parse_tokens(text: str) -> int:
   match = re.fullmatch(r'([0-9_.]+(?:[eE][+]?[0-9]+)?)([KMBT]?)', text.strip())
   try:
     return round(float(match[1]) * _SUFFIXES[match[2]])
-  except (TypeError, ValueError):
+  except (TypeError, ValueError, OverflowError):
     raise UserError(f"train.tokens = {text!r} is not a number of tokens such as '100M', '2.2B' or '1e9'.") from None
 
 

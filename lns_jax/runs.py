@@ -26,11 +26,13 @@ def _info(workdir) -> dict:
   return json.loads(path.read_text())
 
 
-def evaluate(workdir, *, split: str = 'validation', step: int | None = None, parity: bool = False) -> dict:
-  """Loss of a run's model on a whole split (bounded by eval.max_tokens), on whatever devices there are.
+def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max_tokens: int | None = None,
+             parity: bool = False) -> dict:
+  """Loss of a run's model on a split, on whatever devices there are.
 
   Args:
     step: checkpoint; the newest sound one by default.
+    max_tokens: bound on the tokens; the run's own eval.max_tokens by default, 0: the whole split.
     parity: adds 'paper_loss' and 'paper_perplexity', the authors' n / (n + 1) value (paper.md 6.4).
 
   Returns:
@@ -49,7 +51,7 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, par
   rows = evaluate_lib.batch_size(mesh, config.eval.batch_size or config.train.batch_size)
   found = evaluate_lib.evaluate(
       evaluate_lib.make_eval_step(model, mesh, everywhere), params, dataset, mesh, split=split, rows=rows,
-      max_tokens=config.eval.max_tokens, progress=log.batches)
+      max_tokens=config.eval.max_tokens if max_tokens is None else max_tokens, progress=log.batches)
   result = {k: found[k] for k in KEYS}
   if parity:
     result |= {'paper_loss': found['paper_loss'], 'paper_perplexity': math.exp(found['paper_loss'])}
@@ -61,7 +63,8 @@ def compare(workdirs, *, allow_different_corpora: bool = False) -> dict:
 
   Returns:
     {'runs': [{'workdir', 'settings' (those in which the runs differ), 'loss', 'perplexity', 'bits_per_byte',
-    'difference' (loss minus that of the first run of the same seeds, None for those)}], 'groups': [{'settings',
+    'difference' (loss minus that of the run of the first one's settings
+    with the same seeds; None for those, and where there is none)}], 'groups': [{'settings',
     'pairs', 'mean_difference', 'interval' (95 %, Student's t; None for a single pair)}]}.
 
   Raises:
@@ -77,14 +80,13 @@ def compare(workdirs, *, allow_different_corpora: bool = False) -> dict:
   differing = _differing([r.pop('config') for r in runs], runs)
   seeds = lambda r: (r['settings'].get('train.seed'), r['settings'].get('data.seed'))
   kind = lambda r: tuple((k, str(r['settings'].get(k))) for k in differing if k not in ('train.seed', 'data.seed'))
-  base = {}
+  base = {seeds(r): r['loss'] for r in runs if kind(r) == kind(runs[0])}
   for r in runs:
-    r['difference'] = r['loss'] - base[seeds(r)] if seeds(r) in base else None
-    if kind(r) == kind(runs[0]):
-      base[seeds(r)] = r['loss']
+    paired = kind(r) != kind(runs[0]) and seeds(r) in base
+    r['difference'] = r['loss'] - base[seeds(r)] if paired else None
   groups = {}
   for r in runs:
-    if r['difference'] is not None and kind(r) != kind(runs[0]):
+    if r['difference'] is not None:
       groups.setdefault(kind(r), []).append(r['difference'])
   return {'runs': runs, 'groups': [{'settings': dict(k), **_interval(d)} for k, d in groups.items()]}
 
@@ -101,7 +103,7 @@ def _finished(workdir) -> dict:
 def _differing(configs: list[dict], runs: list[dict]) -> list[str]:
   """Names of the settings in which the runs differ; fills in each run's 'settings'."""
   flat = [resume.flat(c) for c in configs]
-  names = sorted({n for f in flat for n in f if any(g.get(n) != f[n] for g in flat)})
+  names = sorted({n for f in flat for n in f if any(g.get(n) != f[n] for g in flat) and not resume.is_free(n)})
   for r, f in zip(runs, flat):
     r['settings'] = {n: f.get(n) for n in names}
   return names

@@ -150,4 +150,4 @@ def table(summary: dict) -> str:
 
 
 def _form(value, form: str) -> str:
-  return 'diverged' if value is None else format(value, form)
+  return '-' if value is None else format(value, form)

@@ -11,11 +11,16 @@ from lns_jax.layers import init as init_lib
 from lns_jax.layers import schemes
 
 
+def resolve_precision(name: str) -> str:
+  """`auto` is float32 on a CPU and bfloat16 elsewhere."""
+  if name != 'auto':
+    return name
+  return 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+
+
 def dtypes(config: config_lib.ModelConfig) -> tuple[jnp.dtype, jnp.dtype]:
   """(parameter type, compute type) of a model on the present backend."""
-  name = config.precision
-  if name == 'auto':
-    name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+  name = resolve_precision(config.precision)
   if name == 'float64' and not jax.config.jax_enable_x64:
     raise config_lib.UserError('model.precision = float64 needs JAX_ENABLE_X64=1 in the environment.')
   return tuple(map(jnp.dtype, config_lib.PRECISIONS[name]))

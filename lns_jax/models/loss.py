@@ -59,7 +59,12 @@ def _chunked(x_NBCD, table_VD, targets_NBC, weights_NBC):
   def add(total, chunk):
     x, targets, w = chunk
     return total + jnp.sum(token_losses(logits(x, table_VD), targets, w)), None
-  return jax.lax.scan(add, jnp.zeros((), weights_NBC.dtype), (x_NBCD, targets_NBC, weights_NBC))[0]
+  return jax.lax.scan(add, _zero(x_NBCD, weights_NBC), (x_NBCD, targets_NBC, weights_NBC))[0]
+
+
+def _zero(x, weights, shape=()):
+  """Start of a sum over losses or gradients: float32, or wider if x or the weights are."""
+  return jnp.zeros(shape, jnp.promote_types(jnp.promote_types(x.dtype, jnp.float32), weights.dtype))
 
 
 def _chunked_forward(x_NBCD, table_VD, targets_NBC, weights_NBC):
@@ -71,8 +76,7 @@ def _chunked_forward(x_NBCD, table_VD, targets_NBC, weights_NBC):
     d_logits = pull(jnp.ones_like(losses))[0].astype(x.dtype)
     d_table += param.dot('BCV,BCD->VD', d_logits, x, preferred_element_type=d_table.dtype)
     return (total + jnp.sum(losses), d_table), param.dot('BCV,VD->BCD', d_logits, table_VD)
-  zero = jnp.zeros(table_VD.shape, jnp.promote_types(x_NBCD.dtype, jnp.float32))
-  start = (jnp.zeros((), weights_NBC.dtype), zero)
+  start = (_zero(x_NBCD, weights_NBC), _zero(x_NBCD, weights_NBC, table_VD.shape))
   (total, d_table), d_x = jax.lax.scan(add, start, (x_NBCD, targets_NBC, weights_NBC))
   return total, (d_x, d_table.astype(table_VD.dtype))
 

@@ -177,12 +177,10 @@ class Checkpointer:
 
   def _probe(self):
     probe = self._root / f'.probe-{jax.process_index()}-{os.getpid()}'
-    try:
+    with _in_one_sentence(f'checkpoint folder {self._root} cannot be written', OSError):
       self._root.mkdir(parents=True, exist_ok=True)
       probe.touch()
       probe.unlink()
-    except OSError as e:
-      raise UserError(f'checkpoint folder {self._root} cannot be written: {_cause(e)}.') from e
 
   def _marker(self, step: int) -> epath.Path:
     return self._root / f'{step}.unfinished'
@@ -192,7 +190,8 @@ class Checkpointer:
       step = int(marker.stem)
       if not (self._root / marker.stem / manifest.NAME).exists():
         logging.warning('Checkpoint %s was interrupted and is removed.', self._root / marker.stem)
-        self._discard(step)
+        with _in_one_sentence(f'interrupted checkpoint {self._root / marker.stem} could not be removed', OSError):
+          self._discard(step)
       marker.unlink()
 
   def _discard(self, step: int):
@@ -213,9 +212,12 @@ class Checkpointer:
   def _delete_old(self):
     steps, every = self.steps(), self._settings.keep_every
     for step in steps[:-self._settings.keep]:
-      if not every or step % every:
+      if every and step % every == 0:
+        continue
+      path = self._root / str(step)
+      with _in_one_sentence(f'old checkpoint {path} could not be deleted', OSError, '; newer ones are intact'):
         self._marker(step).touch()  # from here on the step is taken for unfinished, as soon as its manifest is gone
-        (self._root / str(step) / manifest.NAME).unlink()
+        (path / manifest.NAME).unlink()
         self._discard(step)
         self._marker(step).unlink()
 
@@ -235,7 +237,8 @@ class Checkpointer:
     name = f'{step}.damaged'
     tries = (self._root / (f'{name}-{n}' if n else name) for n in range(10**6))
     target = next(t for t in tries if not t.exists())
-    (self._root / str(step)).rename(target)
+    with _in_one_sentence(f'damaged checkpoint {self._root / str(step)} could not be set aside', OSError):
+      (self._root / str(step)).rename(target)
     logging.warning('Checkpoint %s is set aside as %s.', self._root / str(step), target.name)
 
 
@@ -271,7 +274,7 @@ def load_params(directory: epath.PathLike, *, step: int | None = None, like=None
     _check_leaves(path, 'params', like)
     return _read(path, params=ocp.args.StandardRestore(jax.tree.map(_abstract, like)))['params']
   # The stored sharding names devices that need not exist here.
-  to_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), _metadata(path / 'params'))
+  to_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), _metadata(path, 'params'))
   return _read(path, params=ocp.args.PyTreeRestore(restore_args=to_numpy))['params']
 
 
@@ -322,12 +325,18 @@ def _choose(directory, step, under) -> int | None:
 
 
 def _read(path: epath.Path, **items) -> dict[str, Any]:
-  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+  with _reading(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
     return dict(reader.restore(path, args=ocp.args.Composite(**items)).items())
 
 
-def _metadata(path: epath.Path):
-  return ocp.StandardCheckpointHandler().metadata(path).tree
+def _metadata(path: epath.Path, item: str):
+  with _reading(path):
+    return ocp.StandardCheckpointHandler().metadata(path / item).tree
+
+
+def _reading(path: epath.Path):
+  """What no size shows and no checksum was there to notice is left to Orbax, in its words."""
+  return _in_one_sentence(f'checkpoint {path} cannot be read', Exception, '; with it moved away the one before counts')
 
 
 def _abstract(leaf) -> jax.ShapeDtypeStruct:
@@ -342,15 +351,24 @@ def _leaves(tree) -> dict[str, str]:
 
 def _check_leaves(path: epath.Path, item: str, like):
   """Refuses `like` when a leaf is missing, extra, or of another shape or type: Orbax would cast types in silence."""
-  saved, asked = _leaves(_metadata(path / item)), _leaves(like)
+  saved, asked = _leaves(_metadata(path, item)), _leaves(like)
   for name in sorted(saved | asked):
     if saved.get(name) != asked.get(name):
       raise UserError(f'checkpoint {path} has {saved.get(name, "nothing")} at {item}/{name} where '
                       f'{asked.get(name, "nothing")} was asked for.')
 
 
+@contextlib.contextmanager
+def _in_one_sentence(failure: str, kind: type[Exception], comfort: str = ''):
+  """Turns an error of a kind into a UserError: what failed, the cause, what helps."""
+  try:
+    yield
+  except kind as e:
+    raise UserError(f'{failure}: {_cause(e)}{comfort}.') from e
+
+
 def _cause(error: Exception) -> str:
-  """The operating system's words for why a file could not be written, if there are any."""
+  """The operating system's words for why a file could not be written or read, if there are any."""
   if isinstance(error, OSError) and error.strerror:
     return error.strerror
   code = re.search(r"os_error_code='(\d+)'", str(error))  # as TensorStore reports it

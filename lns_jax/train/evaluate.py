@@ -43,7 +43,7 @@ def evaluate(eval_step, params, dataset, mesh, *, split: str = 'validation', row
   Args:
     eval_step: from `make_eval_step`.
     rows: rows per batch, any number that `batch_size` allows; it does not change the result.
-    max_tokens: stop after the row that reaches this many tokens; 0: the whole split.
+    max_tokens: stop before the row that would exceed it; 0: the whole split.
     progress: wraps the iterator of batches, for a bar.
 
   Returns:
@@ -64,8 +64,8 @@ def evaluate(eval_step, params, dataset, mesh, *, split: str = 'validation', row
 
 def summary(total: float, weight: float, n_bytes: float, batch_means: list[float]) -> dict[str, float]:
   """Numbers of an evaluation from its sums: nats, tokens, bytes, and the means of its batches."""
-  loss = total / weight
+  loss = float(total / weight)
   perplexity = math.exp(loss) if loss < 700 else math.inf
   return {'loss': loss, 'perplexity': perplexity, 'tokens': int(weight), 'bytes': int(n_bytes),
-          'bits_per_byte': total / math.log(2) / n_bytes if n_bytes else None,
-          'paper_loss': sum(batch_means) / (len(batch_means) + 1)}
+          'bits_per_byte': float(total / math.log(2) / n_bytes) if n_bytes else None,
+          'paper_loss': float(sum(batch_means) / (len(batch_means) + 1))}

@@ -1,6 +1,7 @@
 """A training run: prepare, restore, step, log, evaluate, save; stop loudly when numbers go bad."""
 
 import contextlib
+import dataclasses
 import pathlib
 import signal
 import time
@@ -13,6 +14,7 @@ from lns_jax import sharding
 from lns_jax.config import RunConfig
 from lns_jax.data import pipeline, prepare
 from lns_jax.errors import Preempted, UserError
+from lns_jax.layers import param
 from lns_jax.models import layout
 from lns_jax.train import checkpoint, evaluate, log, mfu, nonfinite, resume, run_info
 from lns_jax.train import step as step_lib
@@ -22,25 +24,39 @@ LAYER_STATS = ('variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm')
 
 
 def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
-  """Checks everything that can be known before long work, prepares the data, and writes run_info.json."""
+  """Checks everything that can be known before long work, then prepares the data."""
+  if jax.process_count() > 1:
+    raise UserError(f'this version trains on one host, but {jax.process_count()} processes are joined; start one alone.')
   for warning in config_lib.warnings(config):
     say(f'warning: {warning}')
   mesh = sharding.make_mesh(config.mesh)
   parts = sharding.batch_parts(mesh) * config.train.accumulation
   config_lib.check_batch('train.batch_size', config.train.batch_size, parts, 'devices x micro-batches')
-  primary = jax.process_index() == 0
-  dataset = pipeline.open(prepare.prepare(config.data, config.model.vocab_size, progress=primary))
-  V = dataset.tokenizer.vocab_size
-  if V > config.model.vocab_size:
-    raise UserError(f'the tokenizer has {V} tokens but model.vocab_size is {config.model.vocab_size}; '
-                    f'set --config.model.vocab_size={V} or more.')
-  steps = config_lib.num_steps(config, dataset.num_rows('train'))
-  resume.check_config(workdir, config, dataset.hash)
-  shardings = step_lib.state_shardings(mesh, config, steps)
-  if primary:
-    run_info.write_json(workdir / 'run_info.json', run_info.collect(config_lib.to_dict(config), dataset.hash))
-    dataset.tokenizer.save(workdir / 'tokenizer')
-  return Run(config, workdir, dataset, mesh, steps, shardings)
+  sharding.params(mesh, config.model)
+  resume.check_config(workdir, config)
+  dataset = pipeline.open(prepare.prepare(config.data, config.model.vocab_size))
+  rows, t = dataset.num_rows('train'), config.train
+  steps = config_lib.num_steps(config, rows)
+  dataset.train_batches(config.data.seed, t.batch_size, num_steps=0)  # refuses a set smaller than a batch
+  if t.epochs:
+    say(f'{t.epochs:g} epochs of {rows} rows are {steps} updates of {t.batch_size}; '
+        f'{round(t.epochs * rows) - steps * t.batch_size} rows are left over.')
+  return Run(config, workdir, dataset, mesh, steps, step_lib.state_shardings(mesh, config, steps))
+
+
+def resolved(config: RunConfig) -> RunConfig:
+  """The config with what depends on the device written out: a run never changes its types in silence."""
+  model = dataclasses.replace(config.model, precision=param.resolve_precision(config.model.precision))
+  return dataclasses.replace(config, model=model)
+
+
+def introduce(run: Run):
+  """Prints the resolved settings and writes what the folder says of its run."""
+  values = config_lib.to_dict(run.config)
+  for group, settings in values.items():
+    say(f'{group}: ' + ', '.join(f'{k}={v!r}' for k, v in settings.items()))
+  run_info.write_json(run.workdir / 'run_info.json', run_info.collect(values, run.dataset.hash))
+  run.dataset.tokenizer.save(run.workdir / 'tokenizer')
 
 
 class Signals:
@@ -74,24 +90,27 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
       which case the last good checkpoint is kept and the first bad layer and the batch are named.
     Preempted: after SIGTERM, once the state is saved.
   """
-  workdir = resume.open_workdir(workdir)
-  start = time.perf_counter()
+  workdir, start, config = resume.open_workdir(workdir), time.perf_counter(), resolved(config)
   run = set_up(config, workdir)
-  done = resume.finished(workdir, run.steps)
-  if done:
-    say(f'{workdir} is finished: {run.steps} steps.')
-    return done
   with Signals() as signals, checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver:
+    done = resume.finished(run, saver)
+    if done:
+      say(f'{workdir} is finished: {run.steps} steps.')
+      return done | dict.fromkeys(('start_seconds', 'step_seconds', 'eval_seconds', 'seconds'), 0.0)
     state, position = resume.restore_or_init(run, saver)
+    introduce(run)
     say(f'{workdir}: compiling for {jax.device_count()} x {jax.devices()[0].device_kind}')
     train_step = run.compile_train_step()
     compiled = time.perf_counter()
     with contextlib.closing(log.Writer(workdir, position['step'], config.train.tensorboard)) as writer:
       result = Trainer(run, train_step, state, position, saver, writer, signals).fit()
   result |= {'seconds': time.perf_counter() - start, 'start_seconds': compiled - start}
-  if jax.process_index() == 0:
-    run_info.write_json(workdir / 'result.json', log.finite(result))
+  run_info.write_json(workdir / 'result.json', log.finite(result) | {'config': config_lib.to_dict(config)})
   return result
+
+
+class Interrupted(Exception):
+  """SIGTERM came during an evaluation."""
 
 
 class Trainer:
@@ -101,28 +120,40 @@ class Trainer:
     self.run, self.train_step, self.eval_step = run, train_step, run.eval_step()
     self.state, self.saver, self.writer, self.signals = state, saver, writer, signals
     self.position = position  # {'step', 'tokens'}: Python integers, which never wrap
-    self.peak, self.peak_source = mfu.peak_flops()
+    self.peak, source = mfu.peak_flops()
+    say(f'MFU is of {self.peak / 1e12:.3g} TFLOP/s ({source})')
     self.flops_per_token = mfu.flops_per_token(run.config.model, run.config.data.seq_len)
-    self.last, self.rates, self.eval_seconds = {}, [], 0.0
+    self.last, self.eval_seconds = {}, 0.0
 
   def fit(self) -> dict:
     """Runs to the last step; returns the final evaluation and totals."""
-    run, t = self.run, self.run.config.train
-    start, began = self.position['step'], time.perf_counter()
-    if start < run.steps:
-      batches = iter(run.dataset.train_batches(
-          run.config.data.seed, t.batch_size, start_step=start, num_steps=run.steps - start,
-          process_index=jax.process_index(), process_count=jax.process_count(),
-          read_threads=run.config.data.read_threads))
+    run, began = self.run, time.perf_counter()
+    start = self.position['step']
+    try:
       with sharding.use(run.mesh), log.bar(run.steps, start, run.workdir.name or 'train') as self.bar:
-        self._steps(batches, start)
-    final = self.evaluate()
-    return {**final, 'step_seconds': time.perf_counter() - began - self.eval_seconds, 'eval_seconds': self.eval_seconds, 'step': run.steps, 'train_loss': self.last.get('loss'), 'train_tokens': self.position['tokens'],
-            'tokens_per_second': float(np.median(self.rates)) if self.rates else None,
-            'params': sum(x.size for x in jax.tree.leaves(self.state.params))}
+        if start < run.steps:
+          self._missed_evaluation(start)
+          self._steps(start)
+        final = self.evaluate()
+    except Interrupted:
+      self._preempted()
+    records = [r for r in log.read(run.workdir / 'metrics.jsonl') if 'loss' in r]  # of all sittings
+    return {**final, 'step': run.steps, 'train_loss': records[-1]['loss'], 'train_tokens': self.position['tokens'],
+            'tokens_per_second': float(np.median([r['tokens_per_second'] for r in records])),
+            'params': sum(x.size for x in jax.tree.leaves(self.state.params)),
+            'step_seconds': time.perf_counter() - began - self.eval_seconds, 'eval_seconds': self.eval_seconds}
 
-  def _steps(self, batches, start: int):
-    run, pending = self.run, None
+  def _missed_evaluation(self, start: int):
+    """Makes up for an evaluation that a kill came before, so that the curve has no hole."""
+    done = {r['step'] for r in log.read(self.run.workdir / 'metrics.jsonl') if 'val_loss' in r}
+    if start and self._due(self.run.config.eval.every, start) and start not in done:
+      self.evaluate()
+
+  def _steps(self, start: int):
+    run, pending, t = self.run, None, self.run.config.train
+    batches = iter(run.dataset.train_batches(
+        run.config.data.seed, t.batch_size, start_step=start, num_steps=run.steps - start,
+        read_threads=run.config.data.read_threads))
     self.clock = time.perf_counter()
     for step in range(start + 1, run.steps + 1):
       batch = evaluate.place(run.mesh, next(batches))
@@ -140,11 +171,18 @@ class Trainer:
       if saving:
         self.save(step)
       if stop and step < run.steps:
-        self.saver.wait()
-        raise Preempted(f'saved step {step} of {run.steps} in {run.workdir}; the same command goes on from there.')
+        self._preempted()
       if evaluating:
         self.evaluate()
         self.clock = time.perf_counter()
+
+  def _preempted(self):
+    """Saves the present step if it is not, and says how to go on."""
+    step = self.position['step']
+    self.save(step)
+    self.saver.wait()
+    raise Preempted(f'saved step {step} of {self.run.steps} in {self.run.workdir}; '
+                    'the same command goes on from there.')
 
   @staticmethod
   def _due(every: int, step: int) -> bool:
@@ -160,13 +198,12 @@ class Trainer:
     tokens = int(metrics['tokens'])
     self.position = {'step': step, 'tokens': self.position['tokens'] + tokens}
     rate = self.run.config.train.batch_size * self.run.config.data.seq_len / seconds
-    self.rates.append(rate)
     share = rate * self.flops_per_token / self.peak
     self.last = {k: float(v) for k, v in metrics.items() if k not in LAYER_STATS}
     self.bar.set_postfix_str(f"loss {self.last['loss']:.4f}, {rate:,.0f} tokens/s, MFU {share:.1%}", refresh=False)
     self.bar.update()
     if not tokens:
-      say(f'step {step}: every target of the batch is masked, so it changed nothing.')
+      say(f'step {step}: every target of the batch is masked: no loss, and an update by momentum alone.')
     t = self.run.config.train
     record = {}
     if self._due(t.log_every, step) or step in (1, self.run.steps):
@@ -178,6 +215,7 @@ class Trainer:
 
   def save(self, step: int):
     """Starts an asynchronous checkpoint of the present state in the canonical layout."""
+    self.saver.wait()
     if self.saver.latest() == step:
       return
     canonical = jax.jit(layout.unstack)((self.state.params, self.state.opt_state)) \
@@ -191,8 +229,15 @@ class Trainer:
     run, settings, start = self.run, self.run.config.eval, time.perf_counter()
     rows = evaluate.batch_size(run.mesh, settings.batch_size or run.config.train.batch_size)
     result = evaluate.evaluate(self.eval_step, self.state.params, run.dataset, run.mesh, rows=rows,
-                               max_tokens=settings.max_tokens)
+                               max_tokens=settings.max_tokens, progress=self._watched)
     self.eval_seconds += time.perf_counter() - start
     self.writer.write(self.position['step'], {f'val_{k}': v for k, v in result.items()})
     say(f"step {self.position['step']}: validation loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}")
     return result
+
+  def _watched(self, batches):
+    """The batches of an evaluation, until SIGTERM."""
+    for batch in batches:
+      if self.signals.stop:
+        raise Interrupted
+      yield batch

@@ -18,7 +18,9 @@ def stop(run: Run, params, step: int, metrics: dict, batch, last_checkpoint: int
     bad = [l for l, g in zip(run.config.model.layer_ids, grads) if not np.isfinite(g)]
     where = f'the gradient of layer {bad[-1]}' if bad else 'the gradient'
   B = run.config.train.batch_size
-  kept = 'there is no checkpoint yet' if last_checkpoint is None else f'the last checkpoint is of step {last_checkpoint}'
+  kept = 'there is no checkpoint yet'
+  if last_checkpoint is not None:
+    kept = f'the last checkpoint is of step {last_checkpoint}'
   raise Diverged(f"step {step}: loss {metrics['loss']} and gradient norm {metrics['grad_norm']} are not both finite, "
                  f'first in {where}, on rows {(step - 1) * B} to {step * B - 1} of the shuffled order; '
                  f'nothing was updated and {kept}.')
@@ -31,15 +33,18 @@ def bad_target(config: ModelConfig, batch) -> str | None:
   if not len(bad):
     return None
   row, position = map(int, bad[0])
-  return f'the target {targets[row, position]} at position {position} of row {row} of the batch, outside of the vocabulary'
+  return (f'the target {targets[row, position]} at position {position} of row {row} of the batch, '
+          'outside of the vocabulary')
 
 
 def first_bad(config: ModelConfig, params, batch) -> str | None:
   """Name of the first place of the forward pass that is not finite; None when all of it is."""
   def check(params, batch):
     bad = lambda x: ~jnp.all(jnp.isfinite(x))
-    x_BTD, kept = decoder.stream(config, params, batch['tokens'], batch['segment_ids'], lambda out: {'bad': bad(out['out'])})
-    return {l: k['bad'] for l, k in kept.items()}, bad(decoder.head(config, params, x_BTD))
+    read = lambda out: {'bad': bad(out['out'])}
+    x_BTD, kept = decoder.stream(config, params, batch['tokens'], batch['segment_ids'], read)
+    normed_BTD, table_VD = decoder.before_head(config, params, x_BTD)  # logits of a whole batch may not fit
+    return {l: k['bad'] for l, k in kept.items()}, bad(normed_BTD) | bad(table_VD)
   per_layer, head = jax.device_get(jax.jit(check)(params, batch))
   for l, bad in per_layer.items():
     if bad:

@@ -15,14 +15,17 @@ from lns_jax.train import checkpoint
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run, say
 
-# Settings that a run may change when it goes on: they do not touch its numbers.
-FREE = ('model.loop', 'model.remat', 'data.cache_dir', 'data.workers', 'data.read_threads', 'data.source',
-        'data.data_dir', 'data.text_field', 'data.tokenizer', 'train.loss_chunk', 'train.log_every', 'train.layer_stats_every',
-        'train.tensorboard', 'eval', 'checkpoint', 'mesh')
+# Settings that a run may change when it goes on. Those of the second line change no number, or only its rounding;
+# where the text comes from is free because the hash of the rows is checked instead.
+FREE = ('eval', 'checkpoint', 'train.log_every', 'train.layer_stats_every', 'train.tensorboard',
+        'mesh', 'model.loop', 'model.remat', 'train.loss_chunk', 'data.cache_dir', 'data.workers', 'data.read_threads',
+        'data.source', 'data.data_dir', 'data.text_field', 'data.tokenizer')
 
 
 def open_workdir(workdir: str | pathlib.Path) -> pathlib.Path:
-  """Creates the run folder. Raises UserError when it cannot be written."""
+  """Creates the run folder. Raises UserError when it cannot be written or is not on a local disk."""
+  if '://' in str(workdir):
+    raise UserError(f'{workdir} is not a local folder, which a run folder must be; copy it there when the run is done.')
   path = pathlib.Path(workdir).expanduser().absolute()
   try:
     path.mkdir(parents=True, exist_ok=True)
@@ -41,17 +44,21 @@ def flat(values: dict, prefix: str = '') -> dict:
   return found
 
 
+def is_free(name: str) -> bool:
+  """Whether a setting may change when a run goes on."""
+  return any(name == f or name.startswith(f + '.') for f in FREE)
+
+
 def differences(saved: dict, asked: dict) -> dict[str, tuple]:
   """{'model.scheme': (saved, asked)} for every setting that defines the run and differs."""
   saved, asked = flat(saved), flat(asked)
-  free = lambda name: any(name == f or name.startswith(f + '.') for f in FREE)
   return {n: (saved.get(n), asked.get(n)) for n in sorted(saved.keys() | asked.keys())
-          if saved.get(n) != asked.get(n) and not free(n)}
+          if saved.get(n) != asked.get(n) and not is_free(n)}
 
 
-def check_config(workdir: pathlib.Path, config: RunConfig, corpus_hash: str):
-  """Refuses to go on with a run whose defining settings or corpus differ, naming the first such field."""
-  checkpoints, info = workdir / 'checkpoints', workdir / 'run_info.json'
+def check_config(workdir: pathlib.Path, config: RunConfig):
+  """Refuses to go on with a run whose defining settings differ, naming the first such field."""
+  checkpoints = workdir / 'checkpoints'
   found = checkpoint.load_config(checkpoints) if checkpoints.exists() else None
   if found is None:
     return  # nothing was saved yet: starting anew loses nothing
@@ -61,17 +68,15 @@ def check_config(workdir: pathlib.Path, config: RunConfig, corpus_hash: str):
     more = f' ({len(changed) - 1} more differ: {", ".join(list(changed)[1:4])})' if len(changed) > 1 else ''
     raise UserError(f'{workdir} holds a run with {name} = {old!r}, but {new!r} was asked for{more}; '
                     f'use another --workdir, or set --config.{name}={old}.')
-  old_hash = json.loads(info.read_text()).get('corpus_hash') if info.exists() else corpus_hash
-  if old_hash != corpus_hash:
-    raise UserError(f'{workdir} holds a run on a corpus with hash {old_hash[:12]}, the present one has '
-                    f'{corpus_hash[:12]}; use another --workdir.')
 
 
-def finished(workdir: pathlib.Path, steps: int) -> dict | None:
-  """The result of a run that reached its last step, None of one that did not."""
-  path = workdir / 'result.json'
-  result = json.loads(path.read_text()) if path.exists() else {}
-  return result if result.get('step') == steps else None
+def finished(run: Run, saver: checkpoint.Checkpointer) -> dict | None:
+  """The result of a run that reached its last step with just these settings, None of any other."""
+  path = run.workdir / 'result.json'
+  if saver.latest() != run.steps or not path.exists():
+    return None
+  result = json.loads(path.read_text())
+  return result if result.pop('config', None) == config_lib.to_dict(run.config) else None
 
 
 def restore_or_init(run: Run, saver: checkpoint.Checkpointer) -> tuple[step_lib.TrainState, dict]:
@@ -80,6 +85,10 @@ def restore_or_init(run: Run, saver: checkpoint.Checkpointer) -> tuple[step_lib.
   restored = saver.restore(abstract.params, abstract.opt_state)
   if restored is None:
     return run.fresh_state(), {'step': 0, 'tokens': 0}
+  saved_hash = restored.data['corpus_hash']
+  if saved_hash != run.dataset.hash:
+    raise UserError(f'{run.workdir} holds a run on a corpus with hash {saved_hash[:12]}, the present one has '
+                    f'{run.dataset.hash[:12]}; use another --workdir.')
   params, opt_state = restored.params, restored.opt_state
   if run.config.model.loop == 'scan':
     to_native = jax.jit(lambda tree: layout.stack(tree, run.config.model),

@@ -9,6 +9,7 @@ import optax
 
 from lns_jax import sharding
 from lns_jax.config import ModelConfig, RunConfig
+from lns_jax.layers.norms import wide
 from lns_jax.models import decoder
 from lns_jax.models import loss as loss_lib
 from lns_jax.train import optimizer as optimizer_lib
@@ -44,7 +45,7 @@ def accumulate(config: ModelConfig, params, batch, parts: int, *, with_stats: bo
   gradient = jax.value_and_grad(lambda p, b: loss_sums(config, p, b, with_stats=with_stats, chunk=chunk), has_aux=True)
   def one(micro):
     (total, (weight, sums)), grads = gradient(params, micro)
-    return grads, total, weight, sums
+    return jax.tree.map(lambda g: g.astype(wide(g)), grads), total, weight, sums
   if parts == 1:
     return one(batch)
   # Row r goes to micro-batch r mod parts: every device keeps its own rows.
@@ -68,13 +69,13 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
   def step(state: TrainState, batch):
     grads, total, weight, sums = accumulate(
         config.model, state.params, batch, config.train.accumulation, with_stats=with_stats, chunk=chunk)
-    scale = 1 / jnp.maximum(weight, 1)
-    grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
+    grads = jax.tree.map(lambda g: g / jnp.maximum(weight, 1).astype(g.dtype), grads)
     squares = stats.squares(grads)
     metrics = {'loss': loss_lib.mean(total, weight), 'tokens': weight, 'grad_norm': jnp.sqrt(squares['all']),
                'lr': rate(state.step)}
     if with_stats:
       metrics |= stats.finish(sums, weight) | {'layer_grad_norm': jnp.sqrt(squares['layers'])}
+    grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     new = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
     good = jnp.isfinite(total) & jnp.isfinite(squares['all'])

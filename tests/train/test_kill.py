@@ -23,7 +23,7 @@ STEPS = 40
 def start(workdir, cache) -> subprocess.Popen:
   arguments = [sys.executable, str(ROOT / 'experiments/pretrain.py'), '--config=quickstart:tiny',
                f'--workdir={workdir}', f'--config.train.steps={STEPS}', '--config.train.log_every=1',
-               '--config.checkpoint.every=4', '--config.eval.every=10', '--config.eval.max_tokens=20000']
+               '--config.checkpoint.every=5', '--config.eval.every=10', '--config.eval.max_tokens=20000']
   # Compiled programs are kept, so that the many starts are quick; the numbers are those of one program anyhow.
   env = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(cache / 'jax'), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
   env['XLA_FLAGS'] = ''
@@ -48,10 +48,10 @@ def lines(workdir, key):
 
 
 MOMENTS = {
-    'before the first step': lambda d: (d / 'run_info.json').exists(),
-    'in training': lambda d: len(lines(d, 'loss')) >= 7,
-    'in a save': lambda d: any(d.glob('checkpoints/*.unfinished')) and len(lines(d, 'loss')) > 0,
-    'in evaluation': lambda d: max(lines(d, 'loss'), default=0) >= 10 and not lines(d, 'val_loss'),
+    'before_the_first_step': lambda d: (d / 'run_info.json').exists(),
+    'in_training': lambda d: len(lines(d, 'loss')) >= 7,
+    'in_a_save': lambda d: any(d.glob('checkpoints/*.unfinished')) and len(lines(d, 'loss')) > 0,
+    'in_evaluation': lambda d: max(lines(d, 'loss'), default=0) >= 10 and not lines(d, 'val_loss'),
 }
 
 
@@ -81,6 +81,9 @@ def check_same(workdir, whole, result):
   curves = [[(r['step'], r['loss'], r['grad_norm'], r['lr'], r['tokens']) for r in log.read(d / 'metrics.jsonl')
              if 'loss' in r] for d in (workdir, whole[0])]
   assert curves[0] == curves[1] and [c[0] for c in curves[0]] == list(range(1, STEPS + 1))
+  points = [[(r['step'], r['val_loss']) for r in log.read(d / 'metrics.jsonl') if 'val_loss' in r]
+            for d in (workdir, whole[0])]
+  assert points[0] == points[1] and [p[0] for p in points[0]] == [10, 20, 30, 40]
   a, b = lns_jax.load(workdir)[1], lns_jax.load(whole[0])[1]
   jax.tree.map(np.testing.assert_array_equal, a, b)
 

@@ -164,6 +164,26 @@ def test_master_parameters_are_float32_and_paper_bf16_is_all_bf16():
     assert np.isfinite(metrics['loss'])
 
 
+@pytest.mark.parametrize('precision', ['float32', 'float64'])
+def test_a_run_on_one_device_takes_the_loss_in_chunks_and_the_same_step(precision):
+  import contextlib
+  import pathlib
+  from lns_jax.train.run import Run
+  with jax.enable_x64(True) if precision == 'float64' else contextlib.nullcontext():
+    base = run(precision=precision, mesh=(1, 1, 1))
+    config = dataclasses.replace(base, data=config_lib.DataConfig(seq_len=40))
+    mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
+    results = []
+    for chunk in (-1, 0):
+      c = dataclasses.replace(config, train=dataclasses.replace(config.train, loss_chunk=chunk))
+      r = Run(c, pathlib.Path(), None, mesh, STEPS, step_lib.state_shardings(mesh, c, STEPS))
+      assert r.loss_chunk() == (32 if chunk else 0)
+      results.append(r.compile_train_step()(r.fresh_state(), batch(8, 40)))
+    (a, metrics), (b, other) = jax.device_get(results)
+    assert float(metrics['loss']) == pytest.approx(float(other['loss']), rel=1e-6)
+    leaves_close(a.params, b.params, 1e-6)
+
+
 def test_both_loops_take_the_same_step():
   a, metrics = step(run(scheme='mix', num_layers=4, loop='unrolled'), ragged(), updates=2)
   b, other = step(run(scheme='mix', num_layers=4), ragged(), updates=2)
