@@ -187,12 +187,12 @@ class Checkpointer:
 
   def _remove_unfinished(self):
     for marker in self._root.glob('*.unfinished'):
-      step = int(marker.stem)
-      if not (self._root / marker.stem / manifest.NAME).exists():
-        logging.warning('Checkpoint %s was interrupted and is removed.', self._root / marker.stem)
-        with _in_one_sentence(f'interrupted checkpoint {self._root / marker.stem} could not be removed', OSError):
-          self._discard(step)
-      marker.unlink()
+      path = self._root / marker.stem
+      with _in_one_sentence(f'what an interrupted save or deletion left of {path} could not be removed', OSError):
+        if not (path / manifest.NAME).exists():
+          logging.warning('Checkpoint %s was interrupted and is removed.', path)
+          self._discard(int(marker.stem))
+        marker.unlink()
 
   def _discard(self, step: int):
     for path in (self._root / str(step), *self._root.glob(f'{step}{_TMP}*')):
@@ -336,7 +336,8 @@ def _metadata(path: epath.Path, item: str):
 
 def _reading(path: epath.Path):
   """What no size shows and no checksum was there to notice is left to Orbax, in its words."""
-  return _in_one_sentence(f'checkpoint {path} cannot be read', Exception, '; with it moved away the one before counts')
+  return _in_one_sentence(f'checkpoint {path} cannot be read', Exception,
+                          '; with that folder moved away the step before it would be used')
 
 
 def _abstract(leaf) -> jax.ShapeDtypeStruct:

@@ -246,6 +246,16 @@ def test_without_checksums_sizes_are_still_checked(tmp_path):
   assert restore(tmp_path, checksums=False).step == 1
 
 
+@pytest.mark.parametrize('file', ['config/metadata', 'params/_METADATA', 'opt_state/manifest.ocdbt'])
+def test_what_only_checksums_would_notice_is_one_sentence_without_them(tmp_path, file):
+  path = folder_with(tmp_path, 1, 2) / '2' / file
+  path.write_bytes(bytes(path.stat().st_size))
+  with pytest.raises(UserError, match=r'^checkpoint \S+/2 cannot be read: [^\n]+ the step before it would be used\.$'):
+    restore(tmp_path, checksums=False)
+  (tmp_path / '2').rename(tmp_path / 'away')
+  assert restore(tmp_path, checksums=False).step == 1
+
+
 # Interrupted saves and deletions, as a kill leaves them.
 
 
@@ -279,6 +289,20 @@ def test_a_deletion_that_was_killed_is_completed(tmp_path):
   largest_file(tmp_path / '1').unlink()
   assert restore(tmp_path).step == 2
   assert sorted(p.name for p in tmp_path.iterdir()) == ['2']
+
+
+def test_a_deletion_that_fails_is_one_sentence_and_costs_no_newer_step(tmp_path):
+  with checkpoint.Checkpointer(tmp_path, CheckpointConfig(keep=1)) as keeper:
+    save(keeper, 1)
+    keeper.wait()
+    (tmp_path / '1.unfinished' / 'full').mkdir(parents=True)  # in the marker's place, cannot be unlinked
+    save(keeper, 2)
+    with pytest.raises(UserError, match=r'^old checkpoint \S+/1 could not be deleted: [^;]+; newer ones are intact\.$'):
+      keeper.wait()
+  with pytest.raises(UserError, match=r'^what an interrupted save or deletion left of \S+/1 could not be removed: '):
+    restore(tmp_path)
+  (tmp_path / '1.unfinished' / 'full').rmdir()
+  assert restore(tmp_path).step == 2
 
 
 # Readers.
