@@ -18,7 +18,7 @@ import pathlib
 import time
 
 from lns_jax import config as config_lib
-from lns_jax import depth
+from lns_jax import depth, files
 from lns_jax.config import RunConfig
 from lns_jax.data import pipeline, prepare
 from lns_jax.depth import record, report
@@ -81,8 +81,8 @@ def compare(config: RunConfig, workdir: str | pathlib.Path, schemes: tuple[str, 
                'seconds': clock.total()}
     report.write(workdir / 'report.html', summary, histories)
   summary |= {'phases': clock.seconds, 'seconds': clock.total()}
-  summary = log.finite(summary)
-  run_info.write_json(workdir / 'summary.json', summary)
+  summary = files.finite(summary)
+  files.write_json(workdir / 'summary.json', summary)
   say(f'seconds by phase, {clock.total():.0f} in all:\n{clock.table()}')
   return summary
 
@@ -126,7 +126,7 @@ def _measure(workdir: pathlib.Path, name: str, sample: Sample) -> dict:
   config, params, _ = load(workdir)
   estimates = depth.profile(config, params, sample.batches) | depth.layer_drop(config, params, sample.batches)
   found = record.make(name, config, estimates)
-  run_info.write_json(workdir / 'depth.json', found)
+  files.write_json(workdir / 'depth.json', found)
   return found
 
 

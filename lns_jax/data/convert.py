@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from lns_jax import files
 from lns_jax.data import packing, readers, rows, tokenizers
 from lns_jax.errors import UserError
 
@@ -123,7 +124,7 @@ def convert(index: int, part: readers.Part, job: Job) -> dict[str, dict[str, int
   for piece in _encoded(part, job, tokenizer, dropped):
     dropped['over_budget'] += not splits[piece.split].add(piece)
   counts = {s: to.close() for s, to in splits.items()} | {'dropped': dict(dropped)}
-  rows.write_json(done, counts)
+  files.write_json(done, counts)
   return counts
 
 

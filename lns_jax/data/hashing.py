@@ -8,6 +8,7 @@ import pathlib
 import time
 from collections.abc import Sequence
 
+from lns_jax import files
 from lns_jax.errors import UserError
 
 # A file changed this lately might change again without a new time stamp, so its hash is not remembered.
@@ -52,7 +53,6 @@ def of_file(path: pathlib.Path) -> str:
 
 def _remember(memo: dict, path: pathlib.Path) -> None:
   """Writes the memo; a reader sees the old or the new one. Losing it costs only time."""
-  from lns_jax.data import rows
   with contextlib.suppress(OSError):
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows.write_json(path, memo)
+    files.write_json(path, memo)

@@ -19,6 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
+from lns_jax import files
 from lns_jax.config import DataConfig
 from lns_jax.data import convert, packing, readers, rows, sources, tokenizers
 from lns_jax.errors import UserError
@@ -154,7 +155,7 @@ def _build(partial: pathlib.Path, data, source, recipe, vocab_size, progress) ->
   _check_splits(data, total)
   rows.write_metadata(partial, packing.id_dtype(tokenizer.vocab_size), _name_files(partial, counts))
   libraries = ('tokenizers', 'sentencepiece', 'tensorflow-datasets', 'array_record', 'grain')
-  rows.write_json(partial / rows.INFO, {
+  files.write_json(partial / rows.INFO, {
       'fingerprint': _fingerprint(recipe), 'corpus_hash': source.hash, 'source': data.source, 'recipe': recipe,
       'tokenizer': {'name': tokenizer.name, 'hash': tokenizer.hash, 'vocab_size': tokenizer.vocab_size},
       'splits': {s: total[s] for s in convert.SPLITS}, 'dropped': total['dropped'],

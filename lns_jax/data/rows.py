@@ -4,7 +4,6 @@ Written without TensorFlow: records are serialised by TFDS features, files by ar
 `tfds.folder_dataset`. Any TFDS reads it: `tfds.builder_from_directory(folder).as_data_source('train')`.
 """
 
-import json
 import os
 import pathlib
 
@@ -86,14 +85,3 @@ def write_metadata(folder: pathlib.Path, dtype: np.dtype, shard_rows: dict[str, 
         name=split, shard_lengths=lengths, num_bytes=size, filename_template=template))
   tfds.folder_dataset.write_metadata(
       data_dir=folder, features=features(dtype), split_infos=splits, version='1.0.0', check_data=False)
-
-
-def write_json(path: pathlib.Path, value) -> None:
-  """Writes JSON so that the file is either whole or absent, also after a power cut."""
-  temporary = path.with_name(path.name + '.tmp')
-  with open(temporary, 'w', encoding='utf-8') as file:
-    json.dump(value, file, indent=2)
-    file.write('\n')
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)

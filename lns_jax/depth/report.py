@@ -1,13 +1,13 @@
 """report.html: models compared by loss and by what their depth does, in one file that needs nothing else."""
 
 import json
-import os
 import pathlib
 import shlex
 from collections.abc import Mapping
 
 import numpy as np
 
+from lns_jax import files
 from lns_jax.depth import findings, page, plots
 from lns_jax.depth.findings import number
 from lns_jax.depth.plots import Band, Line, floats
@@ -23,9 +23,7 @@ def write(path: pathlib.Path, summary: dict, histories: Mapping[str, list[dict]]
     histories: name -> records of its metrics.jsonl.
   """
   path = pathlib.Path(path)
-  partial = path.with_name(f'{path.name}.tmp')
-  partial.write_text(render(summary, histories, path.parent), encoding='utf-8')
-  os.replace(partial, path)
+  files.write_text(path, render(summary, histories, path.parent))
 
 
 def render(summary: dict, histories: Mapping[str, list[dict]], workdir) -> str:

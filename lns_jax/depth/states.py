@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lns_jax.config import ModelConfig
 from lns_jax.depth.estimate import Estimate, Mean

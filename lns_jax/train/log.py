@@ -1,26 +1,13 @@
 """metrics.jsonl, TensorBoard and the progress bar of a run. Only process 0 writes."""
 
 import json
-import math
-import os
 import pathlib
 import time
 
 import jax
-import numpy as np
 import tqdm
 
-
-def finite(value):
-  """JSON has no NaN: non-finite numbers become None, arrays become lists."""
-  if isinstance(value, dict):
-    return {k: finite(v) for k, v in value.items()}
-  if isinstance(value, (list, tuple, np.ndarray)) and np.ndim(value):
-    return [finite(v) for v in value]
-  if isinstance(value, (bool, str, int)) or value is None:
-    return value
-  value = float(value)
-  return value if math.isfinite(value) else None
+from lns_jax import files
 
 
 def read(path: pathlib.Path) -> list[dict]:
@@ -47,9 +34,7 @@ class Writer:
       return
     path = workdir / 'metrics.jsonl'
     kept = [r for r in read(path) if r['step'] <= start_step]
-    partial = path.with_suffix('.tmp')
-    partial.write_text(''.join(json.dumps(r) + '\n' for r in kept))
-    os.replace(partial, path)
+    files.write_text(path, ''.join(json.dumps(r) + '\n' for r in kept))
     self._file = path.open('a', buffering=1)
     if tensorboard:
       import tensorboardX
@@ -61,7 +46,7 @@ class Writer:
     """One line {'step': step, ...}; vectors go to TensorBoard as one scalar an entry."""
     if self._file is None:
       return
-    record = finite(record)
+    record = files.finite(record)
     self._file.write(json.dumps({'step': step, **record}) + '\n')
     if self._board is None:
       return

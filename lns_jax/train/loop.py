@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from lns_jax import config as config_lib
-from lns_jax import sharding
+from lns_jax import files, sharding
 from lns_jax.config import RunConfig
 from lns_jax.data import pipeline, prepare
 from lns_jax.errors import Preempted, UserError
@@ -26,7 +26,8 @@ LAYER_STATS = ('variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm')
 def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   """Checks everything that can be known before long work, then prepares the data."""
   if jax.process_count() > 1:
-    raise UserError(f'this version trains on one host, but {jax.process_count()} processes are joined; start one alone.')
+    raise UserError(f'this version trains on one host, but {jax.process_count()} processes are joined; '
+                    'start one alone.')
   for warning in config_lib.warnings(config):
     say(f'warning: {warning}')
   mesh = sharding.make_mesh(config.mesh)
@@ -55,7 +56,7 @@ def introduce(run: Run):
   values = config_lib.to_dict(run.config)
   for group, settings in values.items():
     say(f'{group}: ' + ', '.join(f'{k}={v!r}' for k, v in settings.items()))
-  run_info.write_json(run.workdir / 'run_info.json', run_info.collect(values, run.dataset.hash))
+  files.write_json(run.workdir / 'run_info.json', run_info.collect(values, run.dataset.hash))
   run.dataset.tokenizer.save(run.workdir / 'tokenizer')
 
 
@@ -105,7 +106,7 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
     with contextlib.closing(log.Writer(workdir, position['step'], config.train.tensorboard)) as writer:
       result = Trainer(run, train_step, state, position, saver, writer, signals).fit()
   result |= {'seconds': time.perf_counter() - start, 'start_seconds': compiled - start}
-  run_info.write_json(workdir / 'result.json', log.finite(result) | {'config': config_lib.to_dict(config)})
+  files.write_json(workdir / 'result.json', files.finite(result) | {'config': config_lib.to_dict(config)})
   return result
 
 

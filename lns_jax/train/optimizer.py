@@ -1,6 +1,5 @@
 """Optax optimizer and schedule from settings."""
 
-import jax
 import optax
 
 from lns_jax.config import OptimizerConfig

@@ -60,7 +60,7 @@ class Run:
   def loss_chunk(self) -> int:
     """Positions whose logits exist at a time: all where several devices would sum the head's gradient each time."""
     chosen = self.config.train.loss_chunk
-    return chosen if chosen >= 0 else 32 if self.mesh.size == 1 else 0
+    return chosen if chosen >= 0 else evaluate.CHUNK if self.mesh.size == 1 else 0
 
   def compile_train_step(self):
     """Compiled (state, batch) -> (state, metrics), ahead of time, so that a failure comes early."""

@@ -2,13 +2,11 @@
 
 import datetime
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
 import subprocess
 import sys
-import tempfile
 from typing import Any
 
 import jax
@@ -56,11 +54,3 @@ def collect(config: dict[str, Any], corpus_hash: str | None) -> dict[str, Any]:
   return {'command': sys.orig_argv, 'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
           'commit': _commit(), 'versions': {p: _version(p) for p in PACKAGES}, 'hardware': hardware(),
           'corpus_hash': corpus_hash, 'config': config}
-
-
-def write_json(path: pathlib.Path, value: Any):
-  """Writes JSON whole or not at all: to a temporary file beside it, then renamed."""
-  with tempfile.NamedTemporaryFile('w', dir=path.parent, prefix=path.name, suffix='.tmp', delete=False) as f:
-    json.dump(value, f, indent=1, allow_nan=False)
-  os.chmod(f.name, 0o644)
-  os.replace(f.name, path)

@@ -25,8 +25,8 @@ def start(workdir, cache) -> subprocess.Popen:
                f'--workdir={workdir}', f'--config.train.steps={STEPS}', '--config.train.log_every=1',
                '--config.checkpoint.every=5', '--config.eval.every=10', '--config.eval.max_tokens=20000']
   # Compiled programs are kept, so that the many starts are quick; the numbers are those of one program anyhow.
-  env = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(cache / 'jax'), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
-  env['XLA_FLAGS'] = ''
+  env = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(cache / 'jax'), 'XLA_FLAGS': '',
+                      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
   return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 

@@ -1,0 +1,35 @@
+"""Files that are either whole or as they were, and JSON that every reader accepts."""
+
+import json
+import math
+import os
+import pathlib
+
+import numpy as np
+
+
+def write_text(path: pathlib.Path, text: str):
+  """Writes a file so that it is either whole or as before, also after a kill or a power cut."""
+  partial = path.with_name(path.name + '.tmp')
+  with open(partial, 'w', encoding='utf-8') as file:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(partial, path)
+
+
+def write_json(path: pathlib.Path, value):
+  """`write_text` of indented JSON. Raises ValueError for NaN and infinity: see `finite`."""
+  write_text(path, json.dumps(value, indent=1, allow_nan=False) + '\n')
+
+
+def finite(value):
+  """JSON has no NaN: non-finite numbers become None, arrays and tuples become lists."""
+  if isinstance(value, dict):
+    return {k: finite(v) for k, v in value.items()}
+  if isinstance(value, (list, tuple)) or np.ndim(value):
+    return [finite(v) for v in value]
+  if isinstance(value, (bool, str, int)) or value is None:
+    return value
+  value = float(value)
+  return value if math.isfinite(value) else None
