@@ -9,9 +9,15 @@ best for pre of 2e-3, 4e-3, 8e-3 and 1.6e-2, and as good as 1.6e-2 for lns (300 
 """
 
 from lns_jax.configs import common
+from lns_jax.errors import UserError, nearest
+
+
+BUDGETS = ('full', 'tiny')
 
 
 def get_config(budget='full'):
+  if budget not in BUDGETS:
+    raise UserError(f'the quickstart has no budget {budget!r}.{nearest(budget, BUDGETS)}')
   c = common.base()
   c.model.update(vocab_size=2048, d_model=64, d_ff=176, num_layers=16, num_heads=2, loop='scan')
   c.model.update(init='paper', init_std=0.07)

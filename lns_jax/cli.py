@@ -12,7 +12,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from lns_jax import config as config_lib
-from lns_jax import presets
+from lns_jax import files, presets
 from lns_jax.errors import Preempted, UserError, nearest
 
 HELP = ('--help', '-help', '--helpfull', '-h', '--helpshort')
@@ -137,8 +137,8 @@ def run(main: Callable, *, arguments: str = ''):
       print(f'preempted: {e}', file=sys.stderr, flush=True)
       sys.exit(75)
     except KeyboardInterrupt:
-      print('interrupted; the last checkpoint is intact, run the same command again to go on.', file=sys.stderr)
+      print('interrupted; what was saved is intact, and the same command goes on from there.', file=sys.stderr)
       sys.exit(130)
     if result is not None:
-      print(json.dumps(result, allow_nan=False), flush=True)
+      print(json.dumps(files.finite(result), allow_nan=False), flush=True)
   app.run(guarded, flags_parser=lambda argv: _parse(argv, bool(arguments)))

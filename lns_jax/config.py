@@ -193,7 +193,7 @@ class TrainConfig(Section):
   NAME = 'train'
   steps: int = setting(0, 'Optimizer updates.', low=0)
   tokens: str = setting('', "Token budget such as '2.2B', '100M' or '1e9': floor(tokens / (batch_size * T)) updates.")
-  epochs: float = setting(0.0, 'Passes over the training rows.', low=0.0)
+  epochs: float = setting(0.0, 'Passes over the training rows.', low=0.0, high=1e6)
   batch_size: int = setting(32, 'Rows per update, over all devices and micro-batches.', low=1)
   accumulation: int = setting(1, 'Micro-batches per update.', low=1)
   seed: int = setting(0, 'Seed of the initial weights.', low=0, high=2**32 - 1)

@@ -1,7 +1,6 @@
 """What can be asked of finished run folders: evaluate one, compare several."""
 
 import json
-import math
 import pathlib
 
 import jax
@@ -36,9 +35,9 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max
     parity: adds 'paper_loss' and 'paper_perplexity', the authors' n / (n + 1) value (paper.md 6.4).
 
   Returns:
-    {'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens'}.
+    {'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens', 'step' (of the checkpoint)}.
   """
-  config = load_run_config(workdir, step)
+  trained_step, config = load_run_config(workdir, step)
   dataset = pipeline.open(prepare.prepare(config.data, config.model.vocab_size))
   wanted = _info(workdir)['corpus_hash']
   if dataset.hash != wanted:
@@ -52,9 +51,9 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max
   found = evaluate_lib.evaluate(
       evaluate_lib.make_eval_step(model, mesh, everywhere), params, dataset, mesh, split=split, rows=rows,
       max_tokens=config.eval.max_tokens if max_tokens is None else max_tokens, progress=log.batches)
-  result = {k: found[k] for k in KEYS}
+  result = {k: found[k] for k in KEYS} | {'step': trained_step}
   if parity:
-    result |= {'paper_loss': found['paper_loss'], 'paper_perplexity': math.exp(found['paper_loss'])}
+    result |= {'paper_loss': found['paper_loss'], 'paper_perplexity': evaluate_lib.perplexity(found['paper_loss'])}
   return result
 
 
@@ -77,6 +76,10 @@ def compare(workdirs, *, allow_different_corpora: bool = False) -> dict:
     raise UserError(f"{runs[0]['workdir']} and {other['workdir']} were trained on different corpora "
                     f"({runs[0]['corpus_hash'][:12]}, {other['corpus_hash'][:12]}); their losses do not compare. "
                     'Give --allow_different_corpora to print them all the same.')
+  if len({r['tokens'] for r in runs}) > 1 and not allow_different_corpora:
+    other = next(r for r in runs if r['tokens'] != runs[0]['tokens'])
+    raise UserError(f"{runs[0]['workdir']} was evaluated on {runs[0]['tokens']:,} tokens and {other['workdir']} on "
+                    f"{other['tokens']:,}; run both again with the same --config.eval.max_tokens.")
   differing = _differing([r.pop('config') for r in runs], runs)
   seeds = lambda r: (r['settings'].get('train.seed'), r['settings'].get('data.seed'))
   kind = lambda r: tuple((k, str(r['settings'].get(k))) for k in differing if k not in ('train.seed', 'data.seed'))
@@ -95,7 +98,10 @@ def _finished(workdir) -> dict:
   info, path = _info(workdir), pathlib.Path(workdir) / 'result.json'
   if not path.is_file():
     raise UserError(f'{workdir} is not finished: it has no result.json; run its pretrain command again.')
-  result = json.loads(path.read_text())
+  try:
+    result = json.loads(path.read_text())
+  except ValueError:
+    raise UserError(f'{path} is damaged; run the pretrain command of {workdir} again.') from None
   return {'workdir': str(workdir), 'corpus_hash': info['corpus_hash'], 'config': info['config'],
           **{k: result[k] for k in KEYS}}
 

@@ -34,7 +34,8 @@ def make_mesh(settings: MeshConfig, devices=None) -> Mesh:
   known = math.prod(n for n in sizes.values() if n > 0)
   sizes = {name: len(devices) // known if n == -1 else n for name, n in sizes.items()}
   if math.prod(sizes.values()) != len(devices):
-    raise UserError(f'mesh sizes {sizes} do not multiply to the {len(devices)} devices; set one of them to -1.')
+    asked = {name: getattr(settings, name) for name in sizes}
+    raise UserError(f'mesh sizes {asked} do not multiply to the {len(devices)} devices, -1 standing for what is left.')
   auto = (jax.sharding.AxisType.Auto,) * len(sizes)
   return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto, devices=devices)
 

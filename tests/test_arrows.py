@@ -19,7 +19,7 @@ ALLOWED = {
     'depth': {'config', 'errors', 'files', 'layers', 'models'},
     'train': {'config', 'errors', 'files', 'layers', 'models', 'data', 'sharding'},
     'interop': {'config', 'errors', 'layers', 'models', 'data', 'sharding', 'train.checkpoint'},
-    'cli': {'config', 'errors', 'presets'},
+    'cli': {'config', 'errors', 'files', 'presets'},
 }
 
 

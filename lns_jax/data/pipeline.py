@@ -1,7 +1,6 @@
 """Batches from a folder of prepared rows. Their order is a function of (seed, step) and of nothing else."""
 
 import functools
-import json
 import pathlib
 from collections.abc import Iterator
 
@@ -42,7 +41,7 @@ class Dataset:
   def __init__(self, folder):
     import tensorflow_datasets as tfds
     self.folder = pathlib.Path(folder)
-    self.info = _read_info(self.folder)
+    self.info = rows.read_info(self.folder)
     self.hash: str = self.info['fingerprint']
     self.seq_len: int = self.info['recipe']['seq_len']
     self.tokenizer = tokenizers.load(self.folder)
@@ -124,15 +123,6 @@ class Dataset:
       seen += int((source[count]['segment_ids'] > 0).sum())
       count += 1
     return max(count - (seen > max_tokens), 1)
-
-
-def _read_info(folder: pathlib.Path) -> dict:
-  try:
-    return json.loads((folder / rows.INFO).read_text())
-  except OSError:
-    raise UserError(f'{folder} is not a folder of prepared data: it has no {rows.INFO}.') from None
-  except ValueError:
-    raise UserError(f'{folder / rows.INFO} is damaged; prepare the data again.') from None
 
 
 def open(folder) -> Dataset:

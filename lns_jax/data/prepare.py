@@ -95,7 +95,7 @@ def _is_prepared(folder: pathlib.Path, recipe: dict) -> bool:
   if not folder.exists():
     return False
   if (folder / rows.INFO).is_file():
-    old = json.loads((folder / rows.INFO).read_text())['recipe']
+    old = rows.read_info(folder)['recipe']
     changed = [k for k in sorted(recipe.keys() | old.keys()) if recipe.get(k) != old.get(k)]
     if changed:
       raise UserError(f'{folder} holds data prepared with {changed[0]} = {old.get(changed[0])!r}, now it is '
@@ -108,7 +108,7 @@ def _is_prepared(folder: pathlib.Path, recipe: dict) -> bool:
 
 def _check_settings(folder: pathlib.Path, data: DataConfig, vocab_size: int) -> None:
   """Refuses a prepared folder that was made with other settings than the run's."""
-  recipe = json.loads((folder / rows.INFO).read_text())['recipe']
+  recipe = rows.read_info(folder)['recipe']
   for name in ('seq_len', 'packing', 'add_bos'):
     if recipe[name] != getattr(data, name):
       raise UserError(f'{folder} was prepared with data.{name} = {recipe[name]!r} but the run has '

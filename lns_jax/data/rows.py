@@ -4,6 +4,7 @@ Written without TensorFlow: records are serialised by TFDS features, files by ar
 `tfds.folder_dataset`. Any TFDS reads it: `tfds.builder_from_directory(folder).as_data_source('train')`.
 """
 
+import json
 import os
 import pathlib
 
@@ -85,3 +86,13 @@ def write_metadata(folder: pathlib.Path, dtype: np.dtype, shard_rows: dict[str, 
         name=split, shard_lengths=lengths, num_bytes=size, filename_template=template))
   tfds.folder_dataset.write_metadata(
       data_dir=folder, features=features(dtype), split_infos=splits, version='1.0.0', check_data=False)
+
+
+def read_info(folder: pathlib.Path) -> dict:
+  """The data_info.json of a prepared folder. Raises UserError when there is none or it is damaged."""
+  try:
+    return json.loads((folder / INFO).read_text())
+  except OSError:
+    raise UserError(f'{folder} is not a folder of prepared data: it has no {INFO}.') from None
+  except ValueError:
+    raise UserError(f'{folder / INFO} is damaged; prepare the data again.') from None

@@ -12,12 +12,12 @@ from lns_jax.models import layout
 from lns_jax.train import checkpoint
 
 
-def load_run_config(workdir, step: int | None = None) -> config_lib.RunConfig:
-  """The resolved settings of the run in `workdir`, from its newest sound checkpoint or the one at `step`."""
+def load_run_config(workdir, step: int | None = None) -> tuple[int, config_lib.RunConfig]:
+  """(step, resolved settings) of the run in `workdir`, from its newest sound checkpoint or the one at `step`."""
   found = checkpoint.load_config(_checkpoints(workdir), step)
   if found is None:
     raise UserError(f'{workdir} holds no finished checkpoint yet.')
-  return config_lib.from_dict(config_lib.RunConfig, found[1])
+  return found[0], config_lib.from_dict(config_lib.RunConfig, found[1])
 
 
 def _checkpoints(workdir) -> pathlib.Path:
@@ -43,7 +43,8 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   Raises:
     UserError: there is no model at `path`, it is damaged, or its scheme is not `scheme`.
   """
-  config = load_run_config(path, step).model
+  step, run_config = load_run_config(path, step)
+  config = run_config.model
   if scheme is not None and scheme != config.scheme:
     raise UserError(f'{path} was trained with scheme {config.scheme!r}, not {scheme!r}.')
   params = checkpoint.load_params(_checkpoints(path), step=step)

@@ -62,10 +62,14 @@ def evaluate(eval_step, params, dataset, mesh, *, split: str = 'validation', row
   return summary(*sums, means)
 
 
+def perplexity(loss: float) -> float:
+  """exp(loss), infinite where that overflows."""
+  return math.exp(loss) if loss < 700 else math.inf
+
+
 def summary(total: float, weight: float, n_bytes: float, batch_means: list[float]) -> dict[str, float]:
   """Numbers of an evaluation from its sums: nats, tokens, bytes, and the means of its batches."""
   loss = float(total / weight)
-  perplexity = math.exp(loss) if loss < 700 else math.inf
-  return {'loss': loss, 'perplexity': perplexity, 'tokens': int(weight), 'bytes': int(n_bytes),
+  return {'loss': loss, 'perplexity': perplexity(loss), 'tokens': int(weight), 'bytes': int(n_bytes),
           'bits_per_byte': float(total / math.log(2) / n_bytes) if n_bytes else None,
           'paper_loss': float(sum(batch_means) / (len(batch_means) + 1))}

@@ -8,6 +8,7 @@ import jax
 import tqdm
 
 from lns_jax import files
+from lns_jax.errors import UserError
 
 
 def read(path: pathlib.Path) -> list[dict]:
@@ -21,19 +22,22 @@ def read(path: pathlib.Path) -> list[dict]:
       records.append(json.loads(line))
     except json.JSONDecodeError:
       if i + 1 < len(lines):
-        raise
+        raise UserError(f'{path}, line {i + 1} is damaged; remove that line and run the command again.') from None
   return records
 
 
 class Writer:
-  """Appends records by step, after dropping what a killed run had written past `start_step`."""
+  """Appends records by step, after dropping what a killed run had written past `start_step`.
+
+  An evaluation at `start_step` itself is dropped as well: whoever goes on from there evaluates again.
+  """
 
   def __init__(self, workdir: pathlib.Path, start_step: int, tensorboard: bool):
     self._file = self._board = None
     if jax.process_index():
       return
     path = workdir / 'metrics.jsonl'
-    kept = [r for r in read(path) if r['step'] <= start_step]
+    kept = [r for r in read(path) if r['step'] < start_step or r['step'] == start_step and 'val_loss' not in r]
     files.write_text(path, ''.join(json.dumps(r) + '\n' for r in kept))
     self._file = path.open('a', buffering=1)
     if tensorboard:

@@ -13,7 +13,7 @@ from lns_jax import config as config_lib
 from lns_jax import files, sharding
 from lns_jax.config import RunConfig
 from lns_jax.data import pipeline, prepare
-from lns_jax.errors import Preempted, UserError
+from lns_jax.errors import Diverged, Preempted, UserError
 from lns_jax.layers import param
 from lns_jax.models import layout
 from lns_jax.train import checkpoint, evaluate, log, mfu, nonfinite, resume, run_info
@@ -93,10 +93,12 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
   """
   workdir, start, config = resume.open_workdir(workdir), time.perf_counter(), resolved(config)
   run = set_up(config, workdir)
-  with Signals() as signals, checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver:
+  with resume.alone(workdir), Signals() as signals, checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver:
     done = resume.finished(run, saver)
     if done:
       say(f'{workdir} is finished: {run.steps} steps.')
+      if not (workdir / 'run_info.json').exists():
+        introduce(run)
       return done | dict.fromkeys(('start_seconds', 'step_seconds', 'eval_seconds', 'seconds'), 0.0)
     state, position = resume.restore_or_init(run, saver)
     introduce(run)
@@ -133,22 +135,18 @@ class Trainer:
     try:
       with sharding.use(run.mesh), log.bar(run.steps, start, run.workdir.name or 'train') as self.bar:
         if start < run.steps:
-          self._missed_evaluation(start)
+          if start and self._due(run.config.eval.every, start):
+            self.evaluate()  # the writer has dropped this step's, which a kill may have come before
           self._steps(start)
         final = self.evaluate()
     except Interrupted:
       self._preempted()
     records = [r for r in log.read(run.workdir / 'metrics.jsonl') if 'loss' in r]  # of all sittings
-    return {**final, 'step': run.steps, 'train_loss': records[-1]['loss'], 'train_tokens': self.position['tokens'],
-            'tokens_per_second': float(np.median([r['tokens_per_second'] for r in records])),
+    return {**final, 'step': run.steps, 'train_loss': records[-1]['loss'] if records else None,
+            'train_tokens': self.position['tokens'],
+            'tokens_per_second': float(np.median([r['tokens_per_second'] for r in records])) if records else None,
             'params': sum(x.size for x in jax.tree.leaves(self.state.params)),
             'step_seconds': time.perf_counter() - began - self.eval_seconds, 'eval_seconds': self.eval_seconds}
-
-  def _missed_evaluation(self, start: int):
-    """Makes up for an evaluation that a kill came before, so that the curve has no hole."""
-    done = {r['step'] for r in log.read(self.run.workdir / 'metrics.jsonl') if 'val_loss' in r}
-    if start and self._due(self.run.config.eval.every, start) and start not in done:
-      self.evaluate()
 
   def _steps(self, start: int):
     run, pending, t = self.run, None, self.run.config.train
@@ -194,7 +192,8 @@ class Trainer:
     metrics = jax.device_get(metrics)
     now = time.perf_counter()
     seconds, self.clock = now - self.clock, now
-    if not (np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm'])):
+    if not metrics.pop('finite'):
+      self.saver.wait()
       nonfinite.stop(self.run, self.state.params, step, metrics, batch, self.saver.latest())
     tokens = int(metrics['tokens'])
     self.position = {'step': step, 'tokens': self.position['tokens'] + tokens}
@@ -232,6 +231,9 @@ class Trainer:
     result = evaluate.evaluate(self.eval_step, self.state.params, run.dataset, run.mesh, rows=rows,
                                max_tokens=settings.max_tokens, progress=self._watched)
     self.eval_seconds += time.perf_counter() - start
+    if not np.isfinite(result['loss']):
+      raise Diverged(f"step {self.position['step']}: the validation loss is {result['loss']}; the parameters are finite, "
+                     'but so large that the forward pass is not.')
     self.writer.write(self.position['step'], {f'val_{k}': v for k, v in result.items()})
     say(f"step {self.position['step']}: validation loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}")
     return result

@@ -1,5 +1,7 @@
 """What a run folder holds, whether it fits the settings, and how a run goes on from it."""
 
+import contextlib
+import fcntl
 import json
 import pathlib
 
@@ -11,7 +13,7 @@ from lns_jax import sharding
 from lns_jax.config import RunConfig
 from lns_jax.errors import UserError
 from lns_jax.models import layout
-from lns_jax.train import checkpoint
+from lns_jax.train import checkpoint, manifest
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run, say
 
@@ -24,6 +26,8 @@ FREE = ('eval', 'checkpoint', 'train.log_every', 'train.layer_stats_every', 'tra
 
 def open_workdir(workdir: str | pathlib.Path) -> pathlib.Path:
   """Creates the run folder. Raises UserError when it cannot be written or is not on a local disk."""
+  if not str(workdir):
+    raise UserError('--workdir must be given: it is empty.')
   if '://' in str(workdir):
     raise UserError(f'{workdir} is not a local folder, which a run folder must be; copy it there when the run is done.')
   path = pathlib.Path(workdir).expanduser().absolute()
@@ -35,6 +39,17 @@ def open_workdir(workdir: str | pathlib.Path) -> pathlib.Path:
   except OSError as e:
     raise UserError(f'{path} cannot be used as a run folder: {e.strerror}.') from None
   return path
+
+
+@contextlib.contextmanager
+def alone(workdir: pathlib.Path):
+  """Holds the run folder for this process. Raises UserError when another one trains in it."""
+  with open(workdir / '.lock', 'w') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      raise UserError(f'another process is training in {workdir}; wait for it, or use another --workdir.') from None
+    yield
 
 
 def flat(values: dict, prefix: str = '') -> dict:
@@ -72,10 +87,12 @@ def check_config(workdir: pathlib.Path, config: RunConfig):
 
 def finished(run: Run, saver: checkpoint.Checkpointer) -> dict | None:
   """The result of a run that reached its last step with just these settings, None of any other."""
-  path = run.workdir / 'result.json'
-  if saver.latest() != run.steps or not path.exists():
+  path, result = run.workdir / 'result.json', {}
+  last = run.workdir / 'checkpoints' / str(run.steps)
+  if saver.latest() != run.steps or manifest.damage(last, checksums=run.config.checkpoint.checksums):
     return None
-  result = json.loads(path.read_text())
+  with contextlib.suppress(OSError, ValueError):  # missing or damaged: evaluated again
+    result = json.loads(path.read_text())
   return result if result.pop('config', None) == config_lib.to_dict(run.config) else None
 
 

@@ -60,7 +60,7 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
 
   metrics: 'loss' (nats per token), 'tokens' (weight), 'grad_norm' (before clipping), 'lr' (that of this
   update), and with layer statistics 'variance' [L+1], 'attn_ratio', 'mlp_ratio', 'layer_grad_norm' [L].
-  A non-finite loss or gradient leaves the state as it was, so that it can still be saved and examined.
+  'finite' says whether loss, gradient and update are. A non-finite step leaves the state as it was, so that it can still be saved and examined.
   """
   tx = optimizer_lib.make(config.optimizer, steps)
   rate = optimizer_lib.schedule(config.optimizer, steps)
@@ -78,7 +78,9 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
     grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     new = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
-    good = jnp.isfinite(total) & jnp.isfinite(squares['all'])
+    # The updates too: a finite gradient times an absurd rate must not reach a checkpoint.
+    good = jnp.isfinite(total) & jnp.isfinite(squares['all']) & jnp.isfinite(optax.tree_utils.tree_norm(updates))
+    metrics['finite'] = good
     return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state), metrics
 
   return step

@@ -177,6 +177,40 @@ def test_a_result_without_its_checkpoint_or_of_other_settings_is_not_the_runs(te
   assert less['tokens'] <= 512 < lns['tokens'] and less['train_loss'] == lns['train_loss']
 
 
+def test_two_processes_do_not_train_in_one_folder(text, tmp_path):
+  (tmp_path / 'run').mkdir()
+  with loop.resume.alone(tmp_path / 'run'):
+    with pytest.raises(UserError, match='another process is training'):
+      loop.train(settings(text), tmp_path / 'run')
+
+
+def test_an_absurd_rate_reaches_no_checkpoint(text, tmp_path):
+  with pytest.raises(Diverged, match='nothing was updated and there is no checkpoint yet'):
+    loop.train(settings(text, optimizer={'lr': 1e39, 'warmup_steps': 0}, checkpoint={'every': 1}), tmp_path / 'run')
+  assert not [p for p in (tmp_path / 'run' / 'checkpoints').iterdir() if p.name.isdigit()]
+
+
+def test_lost_small_files_are_made_again(text, tmp_path):
+  first = loop.train(settings(text), tmp_path / 'run')
+  for name in ('result.json', 'run_info.json', 'metrics.jsonl'):
+    (tmp_path / 'run' / name).unlink()
+  assert loop.train(settings(text), tmp_path / 'run')['loss'] == first['loss']
+  (tmp_path / 'run' / 'result.json').write_text('')
+  loop.train(settings(text), tmp_path / 'run')
+  (tmp_path / 'run' / 'run_info.json').unlink()
+  loop.train(settings(text), tmp_path / 'run')
+  assert runs.evaluate(tmp_path / 'run')['step'] == 6
+  assert len([r for r in log.read(tmp_path / 'run' / 'metrics.jsonl') if 'val_loss' in r]) == 1
+
+
+def test_a_damaged_last_checkpoint_is_trained_again(text, tmp_path):
+  first = loop.train(settings(text), tmp_path / 'run')
+  victim = max((tmp_path / 'run/checkpoints/6/params').rglob('*'), key=lambda p: p.stat().st_size if p.is_file() else 0)
+  victim.write_bytes(b'x' * victim.stat().st_size)
+  assert loop.train(settings(text), tmp_path / 'run')['loss'] == first['loss']
+  assert (tmp_path / 'run/checkpoints/6').is_dir() and (tmp_path / 'run/checkpoints/6.damaged').is_dir()
+
+
 def test_the_settings_are_printed(text, tmp_path, capfd):
   loop.train(settings(text, train={'steps': 2}), tmp_path / 'run')
   printed = capfd.readouterr().err
@@ -278,6 +312,13 @@ def test_comparison_is_paired_and_refuses_other_corpora(finished, text, tmp_path
   assert len(runs.compare([workdir, tmp_path / 'other'], allow_different_corpora=True)['runs']) == 2
 
 
+def test_evaluations_of_different_size_are_not_compared(text, tmp_path):
+  loop.train(settings(text), tmp_path / 'a')
+  loop.train(settings(text, eval={'max_tokens': 512}), tmp_path / 'b')
+  with pytest.raises(UserError, match='tokens and .* the same --config.eval.max_tokens'):
+    runs.compare([tmp_path / 'a', tmp_path / 'b'])
+
+
 def test_an_interval_needs_pairs():
   # Differences -1, -2, -3: mean -2, sd 1, t(2) = 4.3027, half = 4.3027 / sqrt(3).
   found = runs._interval([-1.0, -2.0, -3.0])
@@ -286,7 +327,7 @@ def test_an_interval_needs_pairs():
 
 def test_settings_survive_the_checkpoint(finished, text):
   from lns_jax.interop.load import load_run_config
-  assert to_dict(load_run_config(finished[0])) == to_dict(loop.resolved(settings(text)))
+  assert to_dict(load_run_config(finished[0])[1]) == to_dict(loop.resolved(settings(text)))
   with pytest.raises(UserError, match="'lns', not 'pre'"):
     lns_jax.load(finished[0], scheme='pre')
   assert dataclasses.is_dataclass(lns_jax.load(finished[0], step=4)[0])
