@@ -1,14 +1,15 @@
 """Twins: models that differ in their scheme alone, trained on the same rows from the same weights, and compared.
 
-Where the seconds of the full quickstart go (see README for the machine; printed anew by every run):
+Where the seconds of the full quickstart go, of both twins together, on the README's 2 cores (132 s in all; every run
+prints its own):
 
-  phase          what
-  data           embedded corpus, tokenizer, rows; nearly nothing the second time
-  compile NAME   opening the data, initial state, compiling the step
-  train NAME     steps and checkpoints: at most 60 % of the whole
-  evaluate NAME  the whole validation split
-  depth NAME     compiling and computing variance, angles and removals on the fixed sample
-  report         report.html
+  phase       s  share  what
+  data        4     3 %  embedded corpus, tokenizer, rows; nearly nothing the second time
+  compile    20    15 %  opening the data, initial state, compiling the step
+  train      74    56 %  steps and checkpoints: at most 60 % of the whole
+  evaluate   25    19 %  the whole validation split, four times
+  depth       8     6 %  compiling and computing variance, angles and removals on the fixed sample
+  report      1     1 %  report.html
 """
 
 import contextlib
