@@ -50,7 +50,7 @@ def _prefixes(config: ModelConfig, params, ctx, x):
 def _losses(config: ModelConfig, params, batch):
   """(summed loss of each sequence [B], the same without each layer [B, L], weights [B])."""
   w_BT = loss.weights(batch)
-  ctx = attention.context(config, batch['tokens'], batch['segment_ids'])
+  ctx = attention.context(config, batch['tokens'], batch.get('segment_ids'))
   def row_losses(x):
     return jnp.sum(loss.token_losses(decoder.head(config, params, x), batch['targets'], w_BT), axis=-1)
   x = decoder.embed(config, params, batch['tokens'])
@@ -79,7 +79,6 @@ def layer_drop(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[s
   baseline, rise = Mean(seed), Mean(seed)
   for batch in batches:
     batch = {k: batch[k] for k in ('tokens', 'targets', 'segment_ids', 'weights') if k in batch}
-    batch.setdefault('segment_ids', jnp.ones_like(batch['tokens']))
     whole, without, weight = jax.device_get(_losses(config, params, batch))
     baseline.add(whole, weight)
     rise.add(without - whole[:, None], weight)

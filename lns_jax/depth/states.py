@@ -9,14 +9,7 @@ from lns_jax.config import ModelConfig
 from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.errors import UserError
 from lns_jax.layers.norms import wide
-from lns_jax.models import decoder
-
-
-def token_mask(batch) -> jax.Array:
-  """[B, T] float32: 1 on real tokens."""
-  if 'segment_ids' in batch:
-    return (batch['segment_ids'] > 0).astype(jnp.float32)
-  return jnp.ones(batch['tokens'].shape, jnp.float32)
+from lns_jax.models import decoder, loss
 
 
 def unit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -66,7 +59,7 @@ def all_pairs(states: jax.Array, mask_BT: jax.Array):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _sums(config: ModelConfig, params, batch):
-  mask_BT = token_mask(batch)
+  mask_BT = loss.real_tokens(batch)
   states = decoder.states(config, params, batch['tokens'], segment_ids=batch.get('segment_ids'))
   bad = jnp.any(~jnp.isfinite(states), axis=-1) & (mask_BT > 0)
   angles, influences, counts = all_pairs(states, mask_BT)

@@ -25,8 +25,15 @@ def outside_vocabulary(ids, V: int):
 
 
 def weights(batch) -> jax.Array:
-  """Loss weights [B, T] float32: given, or 1 on every token that is not padding."""
-  return batch['weights'] if 'weights' in batch else (batch['segment_ids'] > 0).astype(jnp.float32)
+  """Loss weights [B, T] float32: given, or 1 on every real token."""
+  return batch['weights'] if 'weights' in batch else real_tokens(batch)
+
+
+def real_tokens(batch) -> jax.Array:
+  """[B, T] float32: 1 on every token that is not padding; without segments all are real."""
+  if 'segment_ids' in batch:
+    return (batch['segment_ids'] > 0).astype(jnp.float32)
+  return jnp.ones(batch['tokens'].shape, jnp.float32)
 
 
 def mean(total, weight):

@@ -93,7 +93,8 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
   """
   workdir, start, config = resume.open_workdir(workdir), time.perf_counter(), resolved(config)
   run = set_up(config, workdir)
-  with resume.alone(workdir), Signals() as signals, checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver:
+  with (resume.alone(workdir), Signals() as signals,
+        checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver):
     done = resume.finished(run, saver)
     if done:
       say(f'{workdir} is finished: {run.steps} steps.')
@@ -108,7 +109,7 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
     with contextlib.closing(log.Writer(workdir, position['step'], config.train.tensorboard)) as writer:
       result = Trainer(run, train_step, state, position, saver, writer, signals).fit()
   result |= {'seconds': time.perf_counter() - start, 'start_seconds': compiled - start}
-  files.write_json(workdir / 'result.json', files.finite(result) | {'config': config_lib.to_dict(config)})
+  files.write_json(workdir / 'result.json', files.finite(result) | resume.identity(run))
   return result
 
 

@@ -86,14 +86,20 @@ def check_config(workdir: pathlib.Path, config: RunConfig):
 
 
 def finished(run: Run, saver: checkpoint.Checkpointer) -> dict | None:
-  """The result of a run that reached its last step with just these settings, None of any other."""
+  """The result of a run that reached its last step with just these settings and rows, None of any other."""
   path, result = run.workdir / 'result.json', {}
   last = run.workdir / 'checkpoints' / str(run.steps)
   if saver.latest() != run.steps or manifest.damage(last, checksums=run.config.checkpoint.checksums):
     return None
   with contextlib.suppress(OSError, ValueError):  # missing or damaged: evaluated again
     result = json.loads(path.read_text())
-  return result if result.pop('config', None) == config_lib.to_dict(run.config) else None
+  told = {name: result.pop(name, None) for name in identity(run)}
+  return result if told == identity(run) else None
+
+
+def identity(run: Run) -> dict:
+  """What result.json says of the run that it is the result of."""
+  return {'config': config_lib.to_dict(run.config), 'corpus_hash': run.dataset.hash}
 
 
 def restore_or_init(run: Run, saver: checkpoint.Checkpointer) -> tuple[step_lib.TrainState, dict]:

@@ -247,6 +247,17 @@ def test_another_corpus_is_refused(finished, text, tmp_path):
     loop.train(settings(other), workdir)
 
 
+def test_a_finished_run_is_not_the_result_of_changed_text(text, tmp_path):
+  import shutil
+  shutil.copytree(text, tmp_path / 'text')
+  config = settings(tmp_path / 'text')
+  loop.train(config, tmp_path / 'run')
+  changed = next((tmp_path / 'text').iterdir())
+  changed.write_text(changed.read_text() + 'one more line')
+  with pytest.raises(UserError, match='corpus with hash'):
+    loop.train(config, tmp_path / 'run')
+
+
 def test_a_run_that_blows_up_stops_keeps_its_checkpoint_and_names_the_place(text, tmp_path, monkeypatch):
   config = settings(text)
   interrupted(config, tmp_path / 'run', 3, monkeypatch)
