@@ -233,8 +233,8 @@ class Trainer:
                                max_tokens=settings.max_tokens, progress=self._watched)
     self.eval_seconds += time.perf_counter() - start
     if not np.isfinite(result['loss']):
-      raise Diverged(f"step {self.position['step']}: the validation loss is {result['loss']}; the parameters are finite, "
-                     'but so large that the forward pass is not.')
+      raise Diverged(f"step {self.position['step']}: the validation loss is {result['loss']}; the parameters are "
+                     'finite, but so large that the forward pass is not.')
     self.writer.write(self.position['step'], {f'val_{k}': v for k, v in result.items()})
     say(f"step {self.position['step']}: validation loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}")
     return result

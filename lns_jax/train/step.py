@@ -60,7 +60,8 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
 
   metrics: 'loss' (nats per token), 'tokens' (weight), 'grad_norm' (before clipping), 'lr' (that of this
   update), and with layer statistics 'variance' [L+1], 'attn_ratio', 'mlp_ratio', 'layer_grad_norm' [L].
-  'finite' says whether loss, gradient and update are. A non-finite step leaves the state as it was, so that it can still be saved and examined.
+  'finite' says whether loss, gradient and update are. A non-finite step leaves the
+  state as it was, so that it can still be saved and examined.
   """
   tx = optimizer_lib.make(config.optimizer, steps)
   rate = optimizer_lib.schedule(config.optimizer, steps)

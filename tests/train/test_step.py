@@ -143,7 +143,8 @@ def test_statistics_change_no_number():
   a, _ = step(run(stats=0), ragged())
   b, metrics = step(run(stats=1), ragged())
   leaves_close(a.params, b.params, 1e-5)
-  assert set(metrics) == {'finite', 'loss', 'tokens', 'grad_norm', 'lr', 'variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm'}
+  assert set(metrics) == {'finite', 'loss', 'tokens', 'grad_norm', 'lr', 'variance', 'attn_ratio', 'mlp_ratio',
+                          'layer_grad_norm'}
 
 
 @pytest.mark.parametrize('poison', [np.nan, np.inf])
