@@ -12,15 +12,22 @@ from lns_jax.layers.norms import wide
 
 
 class Context(typing.NamedTuple):
-  """What every layer shares. `None` segments: one document a row."""
+  """What every layer shares. `None` segments: one document a row; `None` step: a finished model."""
 
   segment_ids_BT: jax.Array | None
   cos_BTf: jax.Array  # f = head_dim / 2
   sin_BTf: jax.Array
+  step: jax.Array | float | None = None  # finished updates, for factors that grow with them
 
 
-def context(config: config_lib.ModelConfig, tokens_BT: jax.Array, segment_ids_BT: jax.Array | None) -> Context:
-  """Rotary tables and mask ingredients; positions restart at every segment."""
+def context(config: config_lib.ModelConfig, tokens_BT: jax.Array, segment_ids_BT: jax.Array | None,
+            step: jax.Array | None = None) -> Context:
+  """Rotary tables and mask ingredients; positions restart at every segment.
+
+  step: finished updates while training; otherwise those of `config.ramp_step`.
+  """
+  if step is None and config.ramp_step >= 0:
+    step = float(config.ramp_step)
   T, half = tokens_BT.shape[1], config.head_dim // 2
   positions = jnp.arange(T)[None]
   if segment_ids_BT is not None:
@@ -29,7 +36,7 @@ def context(config: config_lib.ModelConfig, tokens_BT: jax.Array, segment_ids_BT
   dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
   frequencies = config.rope_base ** (-jnp.arange(half, dtype=dtype) / half)
   angles = positions[..., None].astype(dtype) * frequencies
-  return Context(segment_ids_BT, jnp.cos(angles), jnp.sin(angles))
+  return Context(segment_ids_BT, jnp.cos(angles), jnp.sin(angles), step)
 
 
 def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
