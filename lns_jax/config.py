@@ -89,22 +89,39 @@ PRECISIONS = {
     'float64': ('float64', 'float64'),  # for exactness tests, needs jax_enable_x64
 }
 
+BIASES = {
+    # name: the projections that have a bias
+    'none': (),
+    'qkv': ('q', 'k', 'v'),  # Qwen2
+    'all': ('q', 'k', 'v', 'o', 'gate', 'up', 'down'),  # ViT
+}
+
 
 NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt')
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
-  """A Llama-family decoder and the placement of its norms."""
+  """A Llama-family transformer and the placement of its norms."""
 
   NAME = 'model'
   vocab_size: int = setting(32000, 'V: rows of the embedding and of the head.', low=2)
   d_model: int = setting(768, 'D: width of the residual stream.', low=1)
-  d_ff: int = setting(2048, 'F: hidden width of the SwiGLU MLP.', low=1)
+  d_ff: int = setting(2048, 'F: hidden width of the MLP.', low=1)
   num_layers: int = setting(12, 'L: number of blocks present.', low=1)
   num_heads: int = setting(12, 'H: query heads.', low=1)
   num_kv_heads: int = setting(0, 'K: key and value heads; 0: as many as query heads.', low=0)
   head_dim: int = setting(0, 'Width of one head; 0: d_model / num_heads.', low=0)
+  mlp: str = setting(
+      'swiglu', 'swiglu: down (silu(gate x) * up x); gelu: down gelu(up x), the exact GELU.', choices=('swiglu', 'gelu'))
+  bias: str = setting('none', 'Projections with a bias: none, q k v (Qwen2), or all, the MLP included.', choices=BIASES)
+  qk_norm: str = setting(
+      'none', 'RMSNorm of queries and keys before rotary positions: of each head (Qwen3), of all together (OLMo 2).',
+      choices=('none', 'head', 'full'))
+  clip_qkv: float = setting(0.0, 'Queries, keys and values are cut to -clip_qkv..clip_qkv (OLMo 1); 0: off.', low=0.0)
+  sliding_window: int = setting(
+      0, 'Keys that a query sees at most, the last ones, its own included (Mistral); 0: all of its past.', low=0)
+  causal: bool = setting(True, 'Whether a position sees only itself and its past; an encoder sees all of its document.')
   layer_ids: tuple[int, ...] = setting((), "1-based identity of each block in the original model; empty: 1..L.")
   depth: int = setting(0, 'L of the original model, which factors refer to; 0: num_layers.', low=0)
   scheme: str = setting('pre', 'Norm placement: a row of lns_jax.layers.schemes.', choices=schemes.SCHEMES)
@@ -144,6 +161,9 @@ class ModelConfig(Section):
       raise UserError(f'model.head_dim = {self.head_dim} must be even for rotary positions.')
     if H % self.num_kv_heads:
       raise UserError(f'model.num_kv_heads = {self.num_kv_heads} does not divide model.num_heads = {H}.')
+    if self.sliding_window and not self.causal:
+      raise UserError(f'model.sliding_window = {self.sliding_window} counts the keys behind a query and needs '
+                      'model.causal = True; with model.causal = False only 0 is allowed.')
     self.fill(layer_ids=self.layer_ids or tuple(range(1, self.num_layers + 1)))
     self.fill(depth=self.depth or max(self.layer_ids))
     ids = self.layer_ids
@@ -319,6 +339,9 @@ def warnings(config: RunConfig) -> list[str]:
   if row.init and m.init not in ('normal', row.init):
     found.append(f'model.scheme = {m.scheme} starts the matrices of blocks by its own init {row.init}; model.init = '
                  f'{m.init} reaches the embedding and the head only.')
+  if m.qk_norm != 'none' and (row.s is not schemes.one or row.in_gain is not schemes.one):
+    found.append(f'model.scheme = {m.scheme} with model.qk_norm = {m.qk_norm}: the norm of queries and keys undoes '
+                 "the scheme's factor there, so that it acts on the values and the MLP only.")
   return found
 
 

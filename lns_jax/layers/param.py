@@ -36,6 +36,20 @@ def dot(equation: str, x: jax.Array, w: jax.Array, **kwargs) -> jax.Array:
   return jnp.einsum(equation, x, w.astype(x.dtype), precision=matmul_precision(x.dtype), **kwargs)
 
 
+def biased(module: nn.Module, name: str, x: jax.Array, axis: str) -> jax.Array:
+  """x [B, T, ...], the output of projection `name`, plus its bias where the config gives it one.
+
+  The bias starts at 0. It is a vector over all dimensions behind T, as Hugging Face has it, so that weight decay
+  knows it from a matrix; `axis` is its logical axis.
+  """
+  config = module.config
+  if name not in config_lib.BIASES[config.bias]:
+    return x
+  zeros = nn.with_logical_partitioning(nn.initializers.zeros, (axis,))
+  bias = module.param(f'{name}_bias', zeros, (math.prod(x.shape[2:]),), dtypes(config)[0])
+  return x + bias.reshape(x.shape[2:]).astype(x.dtype)
+
+
 def matrix(module: nn.Module, name: str, role: str, layer: int, shape: tuple[int, ...], axes: tuple[str, ...],
            fan_in: int):
   """A normally distributed weight of a Linen module with a `config` attribute.
