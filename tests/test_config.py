@@ -37,6 +37,17 @@ def test_defaults_survive_the_round_trip():
     ({'model': {'num_kv_heads': 5}}, ['num_kv_heads', '5', '12']),
     ({'model': {'head_dim': 7}}, ['head_dim', 'even']),
     ({'model': {'mix_fraction': 1.5}}, ['mix_fraction', 'at most 1']),
+    ({'model': {'mix_fraction': -0.1}}, ['mix_fraction', 'at least 0']),
+    ({'model': {'scheme': 'mix', 'mix_count': 13}}, ['mix_count = 13', '12 layers']),
+    ({'model': {'scheme': 'group_ln', 'norm_groups': 7}}, ['norm_groups = 7', '768']),
+    ({'model': {'scheme': 'group_ln', 'norm': 'dyt'}}, ['group_ln', 'dyt', 'allowed are rmsnorm, layernorm']),
+    ({'model': {'scheme': 'lns_init', 'norm': 'nonparametric_layernorm'}},
+     ['lns_init', 'no gain', 'allowed are rmsnorm, layernorm, dyt']),
+    ({'model': {'norm': 'batchnorm'}}, ["'batchnorm'", 'rmsnorm', 'dyt']),
+    ({'model': {'init': 'kaiming'}}, ["'kaiming'", 'paper', 'mitchell', 'deepnorm']),
+    ({'model': {'prores_steps': 0}}, ['prores_steps', 'at least 1']),
+    ({'model': {'completep_alpha': 2}}, ['completep_alpha', 'at most 1']),
+    ({'optimizer': {'alpha_clip': 'off'}}, ['alpha_clip', 'joint', 'apart', 'none']),
     ({'model': {'layer_ids': [1, 2]}}, ['layer_ids', '2', '12']),
     ({'model': {'num_layers': 2, 'layer_ids': [3, 2]}}, ['layer_ids', 'rise']),
     ({'model': {'num_layers': 2, 'layer_ids': [2, 9], 'depth': 8}}, ['layer_ids', 'depth = 8']),
@@ -141,7 +152,7 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
 
 
 def test_lns_with_a_depth_scaled_start_is_one_warning_that_names_both():
-  for init in ('scaled', 'depth_scaled'):
+  for init in ('scaled', 'depth_scaled', 'mitchell'):
     (warning,) = c.warnings(build(model={'scheme': 'lns', 'init': init}, train={'steps': 1}))
     assert 'lns' in warning and init in warning and '25.80' in warning
   assert not c.warnings(build(model={'scheme': 'lns'}, train={'steps': 1}))
@@ -151,3 +162,15 @@ def test_lns_with_a_depth_scaled_start_is_one_warning_that_names_both():
 def test_mix_without_post_layers_is_said():
   (warning,) = c.warnings(build(model={'scheme': 'mix', 'num_layers': 3, 'mix_fraction': 0.25}, train={'steps': 1}))
   assert 'no Post-LN layer' in warning
+  assert not c.warnings(build(model={'scheme': 'mix', 'num_layers': 3, 'mix_count': 1}, train={'steps': 1}))
+
+
+def test_the_stabilised_factor_says_that_two_layers_share_it():
+  (warning,) = c.warnings(build(model={'scheme': 'lns_stabilised'}, train={'steps': 1}))
+  assert 'layers 1 and 2 the same factor' in warning
+
+
+def test_an_init_that_a_scheme_overrides_is_said():
+  (warning,) = c.warnings(build(model={'scheme': 'deepnorm', 'init': 'scaled'}, train={'steps': 1}))
+  assert 'deepnorm' in warning and 'scaled' in warning
+  assert not c.warnings(build(model={'scheme': 'deepnorm'}, train={'steps': 1}))

@@ -1,4 +1,4 @@
-"""Causal self-attention with rotary positions, grouped keys and a segment mask."""
+"""Self-attention with rotary positions, grouped keys, and a mask by document, past and window."""
 
 import typing
 
@@ -8,19 +8,26 @@ import jax.numpy as jnp
 
 from lns_jax import config as config_lib
 from lns_jax.layers import param
-from lns_jax.layers.norms import wide
+from lns_jax.layers.norms import Norm, wide
 
 
 class Context(typing.NamedTuple):
-  """What every layer shares. `None` segments: one document a row."""
+  """What every layer shares. `None` segments: one document a row; `None` step: a finished model."""
 
   segment_ids_BT: jax.Array | None
   cos_BTf: jax.Array  # f = head_dim / 2
   sin_BTf: jax.Array
+  step: jax.Array | float | None = None  # finished updates, for factors that grow with them
 
 
-def context(config: config_lib.ModelConfig, tokens_BT: jax.Array, segment_ids_BT: jax.Array | None) -> Context:
-  """Rotary tables and mask ingredients; positions restart at every segment."""
+def context(config: config_lib.ModelConfig, tokens_BT: jax.Array, segment_ids_BT: jax.Array | None,
+            step: jax.Array | None = None) -> Context:
+  """Rotary tables and mask ingredients; positions restart at every segment.
+
+  step: finished updates while training; otherwise those of `config.ramp_step`.
+  """
+  if step is None and config.ramp_step >= 0:
+    step = float(config.ramp_step)
   T, half = tokens_BT.shape[1], config.head_dim // 2
   positions = jnp.arange(T)[None]
   if segment_ids_BT is not None:
@@ -29,7 +36,7 @@ def context(config: config_lib.ModelConfig, tokens_BT: jax.Array, segment_ids_BT
   dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
   frequencies = config.rope_base ** (-jnp.arange(half, dtype=dtype) / half)
   angles = positions[..., None].astype(dtype) * frequencies
-  return Context(segment_ids_BT, jnp.cos(angles), jnp.sin(angles))
+  return Context(segment_ids_BT, jnp.cos(angles), jnp.sin(angles), step)
 
 
 def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
@@ -39,12 +46,32 @@ def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
   return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTHh.dtype)
 
 
-def mask(ctx: Context, T: int) -> jax.Array:
-  """[B or 1, T, T], True where a query (axis 1) may see a key (axis 2): its own past, its own document."""
-  causal = jnp.tril(jnp.ones((T, T), bool))[None]
+def mask(config: config_lib.ModelConfig, ctx: Context, T: int) -> jax.Array:
+  """[B or 1, T, T], True where a query (axis 1) may see a key (axis 2).
+
+  Its own document; of that, if causal, itself and its past; and of that the last `sliding_window` keys, itself
+  included, as transformers counts them.
+  """
+  ago = jnp.arange(T)[:, None] - jnp.arange(T)
+  seen = ago >= (0 if config.causal else -T)
+  if config.sliding_window:
+    seen &= ago < config.sliding_window
   if ctx.segment_ids_BT is None:
-    return causal
-  return causal & (ctx.segment_ids_BT[:, :, None] == ctx.segment_ids_BT[:, None, :])
+    return seen[None]
+  return seen & (ctx.segment_ids_BT[:, :, None] == ctx.segment_ids_BT[:, None, :])
+
+
+def clip(x: jax.Array, limit: float) -> jax.Array:
+  """x cut to -limit..limit; 0 is no limit."""
+  return jnp.clip(x, -limit, limit) if limit else x
+
+
+def qk_norm(config: config_lib.ModelConfig, name: str, x_BTHh: jax.Array) -> jax.Array:
+  """RMSNorm of queries or keys: of each head with one gain [h] for all heads, or of all H * h numbers together."""
+  if config.qk_norm == 'none':
+    return x_BTHh
+  flat = x_BTHh if config.qk_norm == 'head' else x_BTHh.reshape(*x_BTHh.shape[:2], -1)
+  return Norm(config, name=name)(flat).reshape(x_BTHh.shape)
 
 
 def attend(q_BTHh: jax.Array, k_BSKh: jax.Array, v_BSKh: jax.Array, mask_BTS: jax.Array) -> jax.Array:
@@ -74,8 +101,11 @@ class Attention(nn.Module):
     k = param.matrix(self, 'k', 'in', layer, (D, K, h), ('embed', 'kv_heads', 'head_dim'), D)
     v = param.matrix(self, 'v', 'value', layer, (D, K, h), ('embed', 'kv_heads', 'head_dim'), D)
     o = param.matrix(self, 'o', 'out', layer, (H, h, D), ('heads', 'head_dim', 'embed'), H * h)
-    q_BTHh = rotate(param.dot('BTD,DHh->BTHh', x_BTD, q), ctx)
-    k_BSKh = rotate(param.dot('BSD,DKh->BSKh', x_BTD, k), ctx)
-    v_BSKh = param.dot('BSD,DKh->BSKh', x_BTD, v)
-    heads_BTHh = attend(q_BTHh, k_BSKh, v_BSKh, mask(ctx, x_BTD.shape[1]))
-    return param.dot('BTHh,HhD->BTD', heads_BTHh, o)
+    def project(name, w, axis):
+      return clip(param.biased(self, name, param.dot('BTD,DHh->BTHh', x_BTD, w), axis), c.clip_qkv)
+    q_BTHh = qk_norm(c, 'q_norm', project('q', q, 'heads'))
+    k_BSKh = qk_norm(c, 'k_norm', project('k', k, 'kv_heads'))
+    v_BSKh = project('v', v, 'kv_heads')
+    seen_BTS = mask(c, ctx, x_BTD.shape[1])
+    heads_BTHh = attend(rotate(q_BTHh, ctx), rotate(k_BSKh, ctx), v_BSKh, seen_BTS)
+    return param.biased(self, 'o', param.dot('BTHh,HhD->BTD', heads_BTHh, o), 'norm')

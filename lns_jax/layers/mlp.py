@@ -1,4 +1,4 @@
-"""The SwiGLU MLP."""
+"""The MLP: SwiGLU, or a plain GELU."""
 
 import flax.linen as nn
 import jax
@@ -8,7 +8,7 @@ from lns_jax.layers import param
 
 
 class MLP(nn.Module):
-  """f of the MLP sub-layer: W_down (silu(W_gate x) * W_up x)."""
+  """f of the MLP sub-layer: W_down (silu(W_gate x) * W_up x), or W_down gelu(W_up x) with the exact (erf) GELU."""
 
   config: config_lib.ModelConfig
 
@@ -16,8 +16,12 @@ class MLP(nn.Module):
   def __call__(self, x_BTD: jax.Array, layer: int) -> jax.Array:
     """layer: 1-based index, for depth-dependent initialisation. Returns [B, T, D]."""
     D, F = self.config.d_model, self.config.d_ff
-    gate = param.matrix(self, 'gate', 'mlp_in', layer, (D, F), ('embed', 'mlp'), D)
-    up = param.matrix(self, 'up', 'mlp_in', layer, (D, F), ('embed', 'mlp'), D)
+    names = ('gate', 'up') if self.config.mlp == 'swiglu' else ('up',)
+    into = {n: param.matrix(self, n, 'mlp_in', layer, (D, F), ('embed', 'mlp'), D) for n in names}
     down = param.matrix(self, 'down', 'out', layer, (F, D), ('mlp', 'embed'), F)
-    hidden_BTF = jax.nn.silu(param.dot('BTD,DF->BTF', x_BTD, gate)) * param.dot('BTD,DF->BTF', x_BTD, up)
-    return param.dot('BTF,FD->BTD', hidden_BTF, down)
+    hidden = {n: param.biased(self, n, param.dot('BTD,DF->BTF', x_BTD, w), 'mlp') for n, w in into.items()}
+    if 'gate' in hidden:
+      hidden_BTF = jax.nn.silu(hidden['gate']) * hidden['up']
+    else:
+      hidden_BTF = jax.nn.gelu(hidden['up'], approximate=False)
+    return param.biased(self, 'down', param.dot('BTF,FD->BTD', hidden_BTF, down), 'norm')

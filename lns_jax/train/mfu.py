@@ -12,17 +12,29 @@ PEAK_TFLOPS = {'TPU v3': 123, 'TPU v4': 275, 'TPU v5 lite': 197, 'TPU v5e': 197,
                'TPU v6 lite': 918, 'TPU v6e': 918, 'NVIDIA H100': 989, 'NVIDIA H200': 989, 'NVIDIA A100': 312}
 
 
-def flops_per_token(config: ModelConfig, T: int) -> float:
-  """FLOPs of forward and backward for one token in a row of T: 6 a matmul weight, and causal attention once.
+def visible_keys(config: ModelConfig, T: int) -> float:
+  """Mean number of keys that a query in a row of T sees: T, (T + 1) / 2 if causal, fewer within a window of W.
 
-  3 * (2 * weights + 2 * 2 * L * H * h * (T + 1) / 2): the backward pass counts twice the forward pass; scores
-  and weighted values each take 2 H h FLOPs a visible key, of which there are (T + 1) / 2 on average. The
-  embedding look-up and everything that is not a matrix product count nothing.
+  Of a window the first W queries see 1..W keys and the others W each: W - W (W - 1) / (2 T) on average.
+  """
+  if not config.causal:
+    return T
+  W = min(config.sliding_window or T, T)
+  return W - W * (W - 1) / (2 * T)
+
+
+def flops_per_token(config: ModelConfig, T: int) -> float:
+  """FLOPs of forward and backward for one token in a row of T: 6 a matmul weight, and visible attention once.
+
+  3 * (2 * weights + 2 * 2 * L * H * h * `visible_keys`): the backward pass counts twice the forward pass; scores
+  and weighted values each take 2 H h FLOPs a visible key. The embedding look-up and everything that is not a
+  matrix product count nothing.
   """
   c = config
   attention = c.d_model * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
-  weights = c.num_layers * (attention + 3 * c.d_model * c.d_ff) + c.d_model * c.vocab_size
-  return 3 * (2 * weights + 2 * c.num_layers * c.num_heads * c.head_dim * (T + 1))
+  mlp = (3 if c.mlp == 'swiglu' else 2) * c.d_model * c.d_ff
+  weights = c.num_layers * (attention + mlp) + c.d_model * c.vocab_size
+  return 3 * (2 * weights + 4 * c.num_layers * c.num_heads * c.head_dim * visible_keys(c, T))
 
 
 def peak_flops() -> tuple[float, str]:

@@ -27,10 +27,10 @@ def test_positions_restart_at_each_segment():
 
 
 def test_a_query_sees_its_own_past_in_its_own_segment():
-  seen = attention.mask(ctx(5, [1, 1, 2, 2, 0]), 5)[0]
+  seen = attention.mask(model(), ctx(5, [1, 1, 2, 2, 0]), 5)[0]
   np.testing.assert_array_equal(seen, np.array([
       [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]], bool))
-  np.testing.assert_array_equal(attention.mask(ctx(4), 4)[0], np.tril(np.ones((4, 4), bool)))
+  np.testing.assert_array_equal(attention.mask(model(), ctx(4), 4)[0], np.tril(np.ones((4, 4), bool)))
 
 
 @pytest.mark.parametrize('K', [1, 2, 4])
