@@ -25,7 +25,7 @@ def page(summary: dict) -> str:
 
 def notes(summary: dict) -> str:
   """What a reader of the table must know, as a Markdown list."""
-  s = summary['settings']
+  s, cores = summary['settings'], summary['cores']
   m, t, hardware = s['model'], s['train'], summary['hardware'] or {}
   commits = ', '.join(f'{c[:12]}{"-dirty" * c.endswith("dirty")} ({n} runs)' for c, n in summary['commits'].items())
   speed = next((r['speed'] for r in summary['rows'] if r['arm'] == 'pre' and r['speed']), None)
@@ -43,7 +43,7 @@ def notes(summary: dict) -> str:
       'schemes equal to pre about one would get a verdict by chance.',
       'A diverged run counts as an infinite loss. Last variance: over the hidden units, at what leaves the last block, '
       'mean over the tokens of the last training batch, before the last update, and over the seeds at the best rate.',
-      f"{hardware.get('cpu') or hardware.get('device')}, {hardware.get('backend')}, {summary['cores']} processors a run; "
+      f"{hardware.get('cpu') or hardware.get('device')}, {hardware.get('backend')}, {cores} processor{'s' * (cores != 1)} a run; "
       f"jax {(summary['versions'] or {}).get('jax')}, Python {hardware.get('python')}; corpus "
       f"{_or(summary['corpus_hash'], '')[:12]}; commit {commits}.",
       f"Command: `python experiments/reproduce.py --item=schemes --scale={summary['scale']} --workdir=DIR`."]

@@ -68,11 +68,13 @@ def _difference_axis(axes, rows: list[dict]):
   if far > 5 * LINEAR:
     axes.set_xscale('symlog', linthresh=LINEAR, linscale=1.5)
     ticks = [-3, -1, -0.3, -0.1, -0.05, 0, 0.05, 0.1, 0.3, 1, 3, 10]
-    low, high = min(min(ends), -LINEAR), max(max(ends), LINEAR)
+    low, high = 1.3 * min(min(ends), -LINEAR), 1.3 * max(max(ends), LINEAR)
+    axes.set_xlim(low, high)
     axes.set_xticks([t for t in ticks if low <= t <= high])
     axes.xaxis.set_minor_locator(ticker.NullLocator())
   axes.xaxis.set_major_formatter(lambda x, _: f'{x:+.3g}' if x else '0')
-  axes.set_xlabel('nats per token; left of 0 is better' + (f'; logarithmic beyond {LINEAR:g}' if far > 5 * LINEAR else ''))
+  bent = f'; logarithmic beyond {LINEAR:g}' if far > 5 * LINEAR else ''
+  axes.set_xlabel(f'nats per token{bent}\ngreen: better, orange: worse, grey: no difference shown')
 
 
 def save(path: pathlib.Path, summary: dict):
