@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from lns_jax import presets
-from lns_jax.models import decoder
+from lns_jax.models import transformer
 
 # name: (parameters in millions (paper.md 3.1), peak rate, steps, warm-up)
 PAPER = {
@@ -26,7 +26,7 @@ def test_every_config_loads_and_names_its_command(name):
 @pytest.mark.parametrize('size', PAPER)
 def test_paper_presets_are_the_papers(size):
   config = presets.load_config(f'llama_{size}')
-  shapes = jax.eval_shape(lambda: decoder.init(config.model, jax.random.key(0)))
+  shapes = jax.eval_shape(lambda: transformer.init(config.model, jax.random.key(0)))
   millions, rate, steps, warmup = PAPER[size]
   assert round(sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) / 1e6, 1) == millions
   m, o, t = config.model, config.optimizer, config.train
