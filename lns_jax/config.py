@@ -97,6 +97,9 @@ BIASES = {
 }
 
 
+NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt')
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
   """A Llama-family transformer and the placement of its norms."""
@@ -113,8 +116,8 @@ class ModelConfig(Section):
       'swiglu', 'swiglu: down (silu(gate x) * up x); gelu: down gelu(up x), the exact GELU.', choices=('swiglu', 'gelu'))
   bias: str = setting('none', 'Projections with a bias: none, q k v (Qwen2), or all, the MLP included.', choices=BIASES)
   qk_norm: str = setting(
-      'none', 'RMSNorm of queries and keys before rotary positions: of each head (Qwen3), of all together (OLMo 2).',
-      choices=('none', 'head', 'full'))
+      'none', 'Norm, as `norm` says, of queries and keys before rotary positions: head: of each head (Qwen3); full: of '
+      'all heads together (OLMo 2).', choices=('none', 'head', 'full'))
   clip_qkv: float = setting(0.0, 'Queries, keys and values are cut to -clip_qkv..clip_qkv (OLMo 1); 0: off.', low=0.0)
   sliding_window: int = setting(
       0, 'Keys that a query sees at most, the last ones, its own included (Mistral); 0: all of its past.', low=0)
@@ -124,10 +127,22 @@ class ModelConfig(Section):
   scheme: str = setting('pre', 'Norm placement: a row of lns_jax.layers.schemes.', choices=schemes.SCHEMES)
   p_attn: float = setting(0.5, 'Exponent p of l^-p for the attention norm.', low=0.0, high=4.0)
   p_mlp: float = setting(0.5, 'Exponent p of l^-p for the MLP norm.', low=0.0, high=4.0)
-  mix_fraction: float = setting(0.25, 'Share of Post-LN layers at the bottom of a Mix-LN model.', low=0.0, high=1.0)
+  mix_fraction: float = setting(0.25, 'mix: share of Post-LN layers at the bottom, rounded down.', low=0.0, high=1.0)
+  mix_count: int = setting(-1, 'mix: number of Post-LN layers at the bottom; -1: by mix_fraction.', low=-1)
+  alpha_init: float = setting(1.0, "lns_learned: start of alpha; the second seed's text has 0.8.")
+  layerscale_init: float = setting(0.0, 'layerscale: start; 0: 0.1, 1e-5 or 1e-6 by depth as in CaiT.', low=0.0)
+  keel_alpha: float = setting(0.0, 'keel: factor on the stream, which the source leaves open; 0: L.', low=0.0)
+  norm_groups: int = setting(0, 'group_ln: groups of channels; 0: as many as query heads.', low=0)
+  prores_steps: int = setting(1000, 'prores: T, updates until layer 1 is whole; layer l is after T l.', low=1)
+  ramp_step: int = setting(-1, 'prores: finished updates, outside of training; -1: all, the factors are 1.', low=-1)
+  completep_alpha: float = setting(1.0, 'completep: exponent of L / L0; 0.5 is depth-muP.', low=0.5, high=1.0)
+  base_depth: int = setting(2, 'completep: L0, the depth at which the settings were tuned.', low=1)
+  base_width: int = setting(0, 'completep: d_model at which the settings were tuned; 0: this d_model.', low=0)
   init: str = setting('normal', 'Initialisation: a row of lns_jax.layers.init.', choices=init_lib.INITS)
   init_std: float = setting(init_lib.STD, 'Standard deviation of the matrices at the start.', above=0.0)
-  norm_eps: float = setting(1e-6, 'Added to the mean square in RMSNorm (1e-6 the paper).', above=0.0)
+  norm: str = setting('rmsnorm', 'What a norm computes, see lns_jax.layers.norms.', choices=NORMS)
+  norm_eps: float = setting(1e-6, 'Added to the mean square of a norm (1e-6 the paper).', above=0.0)
+  dyt_alpha: float = setting(0.5, 'Start of alpha in the norm dyt, tanh(alpha x).', above=0.0)
   rope_base: float = setting(10000.0, 'Base of the rotary position embedding.', above=1.0)
   tie_embeddings: bool = setting(False, 'Whether the head is the embedding.')
   precision: str = setting('auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS)
@@ -156,6 +171,21 @@ class ModelConfig(Section):
       raise UserError(f'model.layer_ids names {len(ids)} layers but model.num_layers is {self.num_layers}.')
     if sorted(set(ids)) != list(ids) or ids[0] < 1 or ids[-1] > self.depth:
       raise UserError(f'model.layer_ids = {ids} must rise from at least 1 to at most model.depth = {self.depth}.')
+    self._check_scheme()
+
+  def _check_scheme(self):
+    """Refuses a scheme whose settings or norm it cannot have."""
+    if self.mix_count > self.depth:
+      raise UserError(f'model.mix_count = {self.mix_count} is more than the {self.depth} layers there are.')
+    self.fill(norm_groups=self.norm_groups or self.num_heads)
+    row = schemes.row(self, self.layer_ids[-1])
+    if row.in_groups and self.d_model % self.norm_groups:
+      raise UserError(f'model.norm_groups = {self.norm_groups} does not divide model.d_model = {self.d_model}.')
+    without = {'dyt'} if row.in_groups else {'nonparametric_layernorm'} if row.in_gain is not schemes.one else set()
+    if self.norm in without:
+      lacks = 'has no statistics to take over groups' if row.in_groups else 'has no gain to start'
+      raise UserError(f'model.scheme = {self.scheme} with model.norm = {self.norm}: that norm {lacks}; '
+                      f"allowed are {', '.join(n for n in NORMS if n not in without)}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +229,13 @@ class OptimizerConfig(Section):
   b2: float = setting(0.999, 'Adam: decay of the second moment.', low=0.0, below=1.0)
   eps: float = setting(1e-8, 'Adam: added to the root of the second moment.', low=0.0)
   weight_decay: float = setting(0.0, 'Decoupled weight decay, adamw only.', low=0.0)
+  decay: str = setting('matrices', 'What weight decay reaches; all: gains and biases too.', choices=('matrices', 'all'))
   clip_norm: float = setting(0.0, 'Global gradient norm above which gradients are scaled down; 0: off.', low=0.0)
+  alpha_clip: str = setting(
+      'joint', "Learned factors of a scheme: joint: clipped with the rest; apart: by their own norm; none: not clipped "
+      'and left out of the norm of the rest.', choices=('joint', 'apart', 'none'))
+  alpha_clip_norm: float = setting(0.0, 'Norm for alpha_clip = apart; 0: clip_norm.', low=0.0)
+  alpha_lr_ratio: float = setting(1.0, 'Learning rate of learned factors over that of the rest.', low=0.0)
 
   def check(self):
     if self.name == 'adam' and self.weight_decay:
@@ -287,21 +323,26 @@ class RunConfig(Section):
       num_steps(self, num_rows=0)
 
 
-def _last_row(m: ModelConfig) -> schemes.Row:
-  return schemes.row(m.scheme, m.depth, m.depth, m.mix_fraction)
-
-
 def warnings(config: RunConfig) -> list[str]:
   """Combinations that are allowed but known to disappoint, one sentence each."""
   m, found = config.model, []
-  if m.scheme == 'lns' and init_lib.INITS[m.init].depth_scaled:
-    found.append(f'model.scheme = lns with model.init = {m.init}: both shrink deep branches, and together the paper '
-                 'measured 25.80 against 25.76 for lns alone at 130M (Table 6); model.init = normal is the plain one.')
-  if m.qk_norm != 'none' and schemes.factors(_last_row(m), m.depth, m.depth, m.p_attn).s != 1.0:
+  row = schemes.row(m, m.layer_ids[-1])
+  if m.scheme.startswith('lns') and init_lib.INITS[m.init].depth_scaled:
+    found.append(f'model.scheme = {m.scheme} with model.init = {m.init}: both shrink deep branches, and together the '
+                 'paper measured 25.80 against 25.76 for lns alone at 130M (Table 6); model.init = normal is plain.')
+  if m.scheme == 'mix' and not schemes.mix_layers(m.depth, m):
+    found.append(f'model.scheme = mix with model.mix_fraction = {m.mix_fraction} and model.mix_count = {m.mix_count} of '
+                 f'{m.depth} layers is no Post-LN layer at all: this is pre.')
+  if row.s is schemes.stabilised:
+    found.append("model.scheme = lns_stabilised gives layers 1 and 2 the same factor, 0.9995, and every later one that "
+                 "of the layer before it: the second seed's formula; lns is the paper's.")
+  if row.init and m.init not in ('normal', row.init):
+    found.append(f'model.scheme = {m.scheme} starts the matrices of blocks by its own init {row.init}; model.init = '
+                 f'{m.init} reaches the embedding and the head only.')
+  at = schemes.site(m, m.depth, 'attn')
+  if m.qk_norm != 'none' and m.norm != 'dyt' and schemes.constant(row.s, at) * row.in_gain(at) != 1.0:
     found.append(f'model.scheme = {m.scheme} with model.qk_norm = {m.qk_norm}: the norm of queries and keys undoes '
                  "the scheme's factor there, so that it acts on the values and the MLP only.")
-  if m.scheme == 'mix' and not schemes.mix_layers(m.depth, m.mix_fraction):
-    found.append(f'model.mix_fraction = {m.mix_fraction} of {m.depth} layers is no Post-LN layer at all: this is pre.')
   return found
 
 

@@ -54,7 +54,9 @@ def _attention(config, at, get):
 
 
 def _norms(config):
-  """{our norm of a layer: transformers'}."""
+  """{our norm of a layer: transformers'}, of the norms that have parameters."""
+  if config.norm == 'nonparametric_layernorm':
+    return {}
   if config.scheme == 'res_norm':
     return {'attn_res_norm': 'post_attention_layernorm', 'mlp_res_norm': 'post_feedforward_layernorm'}
   return {'attn_in_norm': 'input_layernorm', 'mlp_in_norm': 'post_attention_layernorm'}
@@ -68,9 +70,11 @@ def tree(config, get):
     mlp = {n: get(f'{at}.mlp.{n}_proj.weight').T for n in ('gate', 'up', 'down')}
     return {**norms, 'attn': _attention(config, f'{at}.self_attn', get), 'mlp': mlp}
   params = {
-      'embed': {'table': get('model.embed_tokens.weight')}, 'final_norm': gain('model.norm'),
+      'embed': {'table': get('model.embed_tokens.weight')},
       'layers': {str(l): layer(f'model.layers.{l - 1}') for l in config.layer_ids},
   }
+  if config.norm == 'rmsnorm':
+    params['final_norm'] = gain('model.norm')
   return params if config.tie_embeddings else params | {'head': {'table': get('lm_head.weight')}}
 
 

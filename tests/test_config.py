@@ -42,6 +42,17 @@ def test_defaults_survive_the_round_trip():
     ({'model': {'clip_qkv': -1.0}}, ['model.clip_qkv', 'at least 0']),
     ({'model': {'sliding_window': 4, 'causal': False}}, ['sliding_window = 4', 'causal = True', 'only 0']),
     ({'model': {'mix_fraction': 1.5}}, ['mix_fraction', 'at most 1']),
+    ({'model': {'mix_fraction': -0.1}}, ['mix_fraction', 'at least 0']),
+    ({'model': {'scheme': 'mix', 'mix_count': 13}}, ['mix_count = 13', '12 layers']),
+    ({'model': {'scheme': 'group_ln', 'norm_groups': 7}}, ['norm_groups = 7', '768']),
+    ({'model': {'scheme': 'group_ln', 'norm': 'dyt'}}, ['group_ln', 'dyt', 'allowed are rmsnorm, layernorm']),
+    ({'model': {'scheme': 'lns_init', 'norm': 'nonparametric_layernorm'}},
+     ['lns_init', 'no gain', 'allowed are rmsnorm, layernorm, dyt']),
+    ({'model': {'norm': 'batchnorm'}}, ["'batchnorm'", 'rmsnorm', 'dyt']),
+    ({'model': {'init': 'kaiming'}}, ["'kaiming'", 'paper', 'mitchell', 'deepnorm']),
+    ({'model': {'prores_steps': 0}}, ['prores_steps', 'at least 1']),
+    ({'model': {'completep_alpha': 2}}, ['completep_alpha', 'at most 1']),
+    ({'optimizer': {'alpha_clip': 'off'}}, ['alpha_clip', 'joint', 'apart', 'none']),
     ({'model': {'layer_ids': [1, 2]}}, ['layer_ids', '2', '12']),
     ({'model': {'num_layers': 2, 'layer_ids': [3, 2]}}, ['layer_ids', 'rise']),
     ({'model': {'num_layers': 2, 'layer_ids': [2, 9], 'depth': 8}}, ['layer_ids', 'depth = 8']),
@@ -146,7 +157,7 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
 
 
 def test_lns_with_a_depth_scaled_start_is_one_warning_that_names_both():
-  for init in ('scaled', 'depth_scaled'):
+  for init in ('scaled', 'depth_scaled', 'mitchell'):
     (warning,) = c.warnings(build(model={'scheme': 'lns', 'init': init}, train={'steps': 1}))
     assert 'lns' in warning and init in warning and '25.80' in warning
   assert not c.warnings(build(model={'scheme': 'lns'}, train={'steps': 1}))
@@ -156,8 +167,10 @@ def test_lns_with_a_depth_scaled_start_is_one_warning_that_names_both():
 @pytest.mark.parametrize('settings, said', [
     ({'scheme': 'lns', 'qk_norm': 'head'}, True), ({'scheme': 'lns', 'qk_norm': 'full'}, True),
     ({'scheme': 'lns'}, False), ({'scheme': 'pre', 'qk_norm': 'head'}, False),
+    ({'scheme': 'lns_init', 'qk_norm': 'head'}, True), ({'scheme': 'lns_learned', 'qk_norm': 'head'}, True),
     ({'scheme': 'res_norm', 'qk_norm': 'full'}, False), ({'scheme': 'branch_lns', 'qk_norm': 'head'}, False),
-    ({'scheme': 'lns', 'qk_norm': 'head', 'p_attn': 0.0}, False)])  # no factor there, nothing to undo
+    ({'scheme': 'lns', 'qk_norm': 'head', 'p_attn': 0.0}, False),  # no factor there, nothing to undo
+    ({'scheme': 'lns', 'qk_norm': 'head', 'norm': 'dyt'}, False)])  # no statistics that could undo it
 def test_qk_norm_undoing_a_factor_is_one_line(settings, said):
   found = c.warnings(build(model=settings, train={'steps': 1}))
   assert len(found) == said
@@ -167,3 +180,15 @@ def test_qk_norm_undoing_a_factor_is_one_line(settings, said):
 def test_mix_without_post_layers_is_said():
   (warning,) = c.warnings(build(model={'scheme': 'mix', 'num_layers': 3, 'mix_fraction': 0.25}, train={'steps': 1}))
   assert 'no Post-LN layer' in warning
+  assert not c.warnings(build(model={'scheme': 'mix', 'num_layers': 3, 'mix_count': 1}, train={'steps': 1}))
+
+
+def test_the_stabilised_factor_says_that_two_layers_share_it():
+  (warning,) = c.warnings(build(model={'scheme': 'lns_stabilised'}, train={'steps': 1}))
+  assert 'layers 1 and 2 the same factor' in warning
+
+
+def test_an_init_that_a_scheme_overrides_is_said():
+  (warning,) = c.warnings(build(model={'scheme': 'deepnorm', 'init': 'scaled'}, train={'steps': 1}))
+  assert 'deepnorm' in warning and 'scaled' in warning
+  assert not c.warnings(build(model={'scheme': 'deepnorm'}, train={'steps': 1}))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lns_jax import config as config_lib
+from lns_jax.layers import schemes
 from lns_jax.models import decoder, layout
 
 MODEL = config_lib.ModelConfig(
@@ -25,12 +26,12 @@ def rebuilt(config: config_lib.ModelConfig, **changes) -> config_lib.ModelConfig
 
 
 def params(config: config_lib.ModelConfig, seed: int = 0, random_gains: bool = True):
-  """Initial parameters with gains uniform in [0.5, 1.5], the same for both layouts."""
-  tree = layout.unstack(decoder.init(config, jax.random.key(seed)))
+  """Initial parameters with gains and learned factors uniform in [0.5, 1.5], the same for both layouts."""
+  tree = layout.unstack(decoder.init(config, jax.random.key(seed), batch(vocab=config.vocab_size)))
   if random_gains:
-    rng = np.random.default_rng(seed)
+    rng, names = np.random.default_rng(seed), {'gain', 'bias', 'alpha', *schemes.LEARNED}
     tree = jax.tree_util.tree_map_with_path(
-        lambda path, x: jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype) if 'gain' in str(path[-1]) else x, tree)
+        lambda path, x: jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype) if path[-1].key in names else x, tree)
   return layout.native(tree, config)
 
 

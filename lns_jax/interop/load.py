@@ -1,5 +1,6 @@
 """Opening a trained model by its path, whatever made it."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from lns_jax import config as config_lib
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
+from lns_jax.layers import schemes
 from lns_jax.models import layout
 from lns_jax.train import checkpoint
 
@@ -45,6 +47,8 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   """
   step, run_config = load_run_config(path, step)
   config = run_config.model
+  if schemes.grows(config):
+    config = dataclasses.replace(config, ramp_step=step)
   if scheme is not None and scheme != config.scheme:
     raise UserError(f'{path} was trained with scheme {config.scheme!r}, not {scheme!r}.')
   params = checkpoint.load_params(_checkpoints(path), step=step)

@@ -8,19 +8,26 @@ import jax.numpy as jnp
 
 from lns_jax import config as config_lib
 from lns_jax.layers import param
-from lns_jax.layers.norms import RMSNorm, wide
+from lns_jax.layers.norms import Norm, wide
 
 
 class Context(typing.NamedTuple):
-  """What every layer shares. `None` segments: one document a row."""
+  """What every layer shares. `None` segments: one document a row; `None` step: a finished model."""
 
   segment_ids_BT: jax.Array | None
   cos_BTf: jax.Array  # f = head_dim / 2
   sin_BTf: jax.Array
+  step: jax.Array | float | None = None  # finished updates, for factors that grow with them
 
 
-def context(config: config_lib.ModelConfig, tokens_BT: jax.Array, segment_ids_BT: jax.Array | None) -> Context:
-  """Rotary tables and mask ingredients; positions restart at every segment."""
+def context(config: config_lib.ModelConfig, tokens_BT: jax.Array, segment_ids_BT: jax.Array | None,
+            step: jax.Array | None = None) -> Context:
+  """Rotary tables and mask ingredients; positions restart at every segment.
+
+  step: finished updates while training; otherwise those of `config.ramp_step`.
+  """
+  if step is None and config.ramp_step >= 0:
+    step = float(config.ramp_step)
   T, half = tokens_BT.shape[1], config.head_dim // 2
   positions = jnp.arange(T)[None]
   if segment_ids_BT is not None:
@@ -29,7 +36,7 @@ def context(config: config_lib.ModelConfig, tokens_BT: jax.Array, segment_ids_BT
   dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
   frequencies = config.rope_base ** (-jnp.arange(half, dtype=dtype) / half)
   angles = positions[..., None].astype(dtype) * frequencies
-  return Context(segment_ids_BT, jnp.cos(angles), jnp.sin(angles))
+  return Context(segment_ids_BT, jnp.cos(angles), jnp.sin(angles), step)
 
 
 def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
@@ -60,11 +67,11 @@ def clip(x: jax.Array, limit: float) -> jax.Array:
 
 
 def qk_norm(config: config_lib.ModelConfig, name: str, x_BTHh: jax.Array) -> jax.Array:
-  """RMSNorm of queries or keys: of each head with one gain [h] for all heads, or of all H * h numbers together."""
+  """`model.norm` of queries or keys: of each head with one gain [h] for all heads, or of all H * h numbers together."""
   if config.qk_norm == 'none':
     return x_BTHh
   flat = x_BTHh if config.qk_norm == 'head' else x_BTHh.reshape(*x_BTHh.shape[:2], -1)
-  return RMSNorm(config, name=name)(flat).reshape(x_BTHh.shape)
+  return Norm(config, name=name)(flat).reshape(x_BTHh.shape)
 
 
 def attend(q_BTHh: jax.Array, k_BSKh: jax.Array, v_BSKh: jax.Array, mask_BTS: jax.Array) -> jax.Array:

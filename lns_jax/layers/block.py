@@ -4,28 +4,14 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from lns_jax import config as config_lib
 from lns_jax.errors import UserError
-from lns_jax.layers import schemes
+from lns_jax.layers import param, schemes
 from lns_jax.layers.attention import Attention, Context
 from lns_jax.layers.mlp import MLP
-from lns_jax.layers.norms import RMSNorm, times
-
-SUBLAYERS = ('attn', 'mlp')
-
-
-def row(config: config_lib.ModelConfig, layer: int) -> schemes.Row:
-  """The row of the scheme table that a layer of this model obeys."""
-  return schemes.row(config.scheme, layer, config.depth, config.mix_fraction)
-
-
-def factors(config: config_lib.ModelConfig, layer: int) -> dict[str, schemes.Factors]:
-  """Factors of both sub-layers of a layer, as Python floats."""
-  r = row(config, layer)
-  exponents = {'attn': config.p_attn, 'mlp': config.p_mlp}
-  return {sub: schemes.factors(r, layer, config.depth, exponents[sub]) for sub in SUBLAYERS}
-
+from lns_jax.layers.norms import Norm, times, wide
 
 class Block(nn.Module):
   """One layer: x -> (x, out), where `out` holds every intermediate as an ordinary output.
@@ -53,24 +39,45 @@ class Block(nn.Module):
     if type(layer) is not int:
       raise UserError(f'the layer index must be a Python int when the block is traced, got {type(layer).__name__}: '
                       'pass it as a static argument (static_argnums of jit and remat).')
-    c = self.config
-    k = override or factors(c, layer)
-    out = {}
+    c, out = self.config, {}
+    row, constants = schemes.row(c, layer), override or schemes.factors(c, layer)
     attention, mlp = Attention(c, name='attn'), MLP(c, name='mlp')
-    x_BTD = self.sublayer('attn', lambda h: attention(h, ctx, layer), x_BTD, row(c, layer), k['attn'], out)
-    x_BTD = self.sublayer('mlp', lambda h: mlp(h, layer), x_BTD, row(c, layer), k['mlp'], out)
+    gate = param.factor(self, schemes.GATE, 0.0) if isinstance(row.post, schemes.Gate) else None
+    for sub, f in (('attn', lambda h: attention(h, ctx, layer)), ('mlp', lambda h: mlp(h, layer))):
+      at = schemes.site(c, layer, sub)
+      k = self.factors(row, constants[sub], sub, at, ctx)
+      x_BTD = self.sublayer(sub, f, x_BTD, row, k, row.in_gain(at), out)
+      x_BTD = times(x_BTD, k.post) if gate is None else gated(x_BTD, gate)
     out['out'] = x_BTD
     return x_BTD, out
 
-  def sublayer(self, name: str, f: Callable, x: jax.Array, r: schemes.Row, k: schemes.Factors, out: dict):
-    """y = post * out_norm(a * x + b * res_norm(f(s * in_norm(c * x))))."""
-    norm = lambda kind: RMSNorm(self.config, name=f'{name}_{kind}_norm')
+  def factors(self, row: schemes.Row, constants: schemes.Factors, sub: str, at: schemes.Site, ctx: Context):
+    """The factors of a sub-layer: their constants, times what is learned or grows with the step."""
+    def value(name):
+      entry, constant = getattr(row, name), getattr(constants, name)
+      if isinstance(entry, schemes.Learned):
+        shape = (self.config.d_model,) if entry.per_channel else ()
+        return constant * param.factor(self, f'{sub}_{name}', entry.start(at), shape)
+      if isinstance(entry, schemes.Ramp):
+        return 1.0 if ctx.step is None else jnp.minimum(ctx.step * constant, 1.0)
+      return constant
+    return schemes.Factors(*map(value, schemes.FACTORS))
+
+  def sublayer(self, name: str, f: Callable, x: jax.Array, row: schemes.Row, k: schemes.Factors, in_gain: float,
+               out: dict):
+    """out_norm(a * x + b * res_norm(f(s * in_norm(c * x)))); the caller applies `post`."""
+    norm = lambda kind, **kwargs: Norm(self.config, name=f'{name}_{kind}_norm', **kwargs)
+    groups = self.config.norm_groups if row.in_groups else 1
     h = times(x, k.c)
-    h = norm('in')(h, k.s) if r.in_norm else times(h, k.s)
+    h = norm('in', groups=groups, start=in_gain)(h, k.s) if row.in_norm else times(h, k.s)
     y = f(h)
-    branch = times(norm('res')(y) if r.res_norm else y, k.b)
+    branch = times(norm('res')(y) if row.res_norm else y, k.b)
     out.update({f'{name}_x': x, f'{name}_in': h, f'{name}_out': y, f'{name}_branch': branch})
     x = times(x, k.a) + branch
-    if r.out_norm:
-      x = norm('out')(x)
-    return times(x, k.post)
+    return norm('out')(x) if row.out_norm else x
+
+
+def gated(x: jax.Array, gate: jax.Array) -> jax.Array:
+  """x - SiLU(gate) * stop_gradient(x): smaller in the forward pass, whole in the backward pass (GPAS)."""
+  x_wide = x.astype(wide(x))
+  return (x_wide - jax.nn.silu(gate) * jax.lax.stop_gradient(x_wide)).astype(x.dtype)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from lns_jax import config as config_lib
+from lns_jax.layers import completep, schemes
 from lns_jax.layers import init as init_lib
-from lns_jax.layers import schemes
 
 
 def resolve_precision(name: str) -> str:
@@ -60,12 +60,19 @@ def matrix(module: nn.Module, name: str, role: str, layer: int, shape: tuple[int
     axes: logical axis names, one a dimension, see `lns_jax.sharding`.
     fan_in: product of the contracted dimensions.
   """
-  config = module.config
-  gain = layer and schemes.row(config.scheme, layer, config.depth, config.mix_fraction).xavier_gain
-  if gain:
-    std = init_lib.xavier_std(gain(layer, config.depth, 0.0), role, fan_in, math.prod(shape) // fan_in)
+  c, row = module.config, layer and schemes.row(module.config, layer)
+  init = init_lib.INITS[layer and row.init or c.init]
+  m = init_lib.Matrix(role, layer, c.depth, c.init_std, c.d_model, fan_in, math.prod(shape) // fan_in)
+  std = init.std(m) * (completep.width(c) ** -0.5 if layer and row.completep else 1.0)
+  if init.cut is None:
+    draw = nn.initializers.normal(std)
   else:
-    std = init_lib.std(config.init, config.init_std, role, layer, config.depth)
-  normal = nn.initializers.normal(std)
-  return module.param(name, nn.with_logical_partitioning(normal, axes), shape, dtypes(config)[0])
+    draw = nn.initializers.truncated_normal(std, lower=-init.cut, upper=init.cut)
+  return module.param(name, nn.with_logical_partitioning(draw, axes), shape, dtypes(c)[0])
 
+
+def factor(module: nn.Module, name: str, start: float, shape: tuple[int, ...] = ()):
+  """A learned factor: float32 or wider whatever the parameters are, so that it does not move in steps of 1 / 256."""
+  dtype = jnp.promote_types(dtypes(module.config)[0], jnp.float32)
+  init = nn.with_logical_partitioning(nn.initializers.constant(start), ('norm',) * len(shape))
+  return module.param(name, init, shape, dtype)

@@ -4,38 +4,103 @@ For a sub-layer f in {attn, mlp} of layer l = 1..L a block computes
 
     y = post * out_norm( a * x + b * res_norm( f( s * in_norm( c * x ) ) ) )
 
-An absent norm is the identity. `a, b, c, s, post` are functions of (l, L, p) that return a Python
-float, so that they are literals of the compiled program. A new scheme is one row of `SCHEMES`.
+An absent norm is the identity. `a, b, c, s, post` are functions of the `Site` that return a Python float, so that
+they are literals of the compiled program; or `Learned`, `Ramp`, `Gate`, whose constant part is such a float. A new
+scheme is one row of `SCHEMES` (docs/add_a_scheme.md does one).
 
 This module is a leaf: it knows nothing of configs or arrays, so that `lns_jax.config` can check names.
 """
 
 import dataclasses
 import math
+import typing
 from collections.abc import Callable
 
-# (l, L, p) -> factor. l: the layer's own index, 1..L; L: depth of the original model; p: exponent.
-Factor = Callable[[int, int, float], float]
+
+class Site(typing.NamedTuple):
+  """Where a factor is evaluated."""
+
+  l: int  # the layer's own index, 1..L
+  L: int  # depth of the original model
+  p: float  # exponent of the sub-layer, model.p_attn or model.p_mlp
+  c: typing.Any  # the model's settings, a `config.ModelConfig`
 
 
-def one(l: int, L: int, p: float) -> float:
+Factor = Callable[[Site], float]
+
+
+def one(at: Site) -> float:
   """No factor at all: a multiplication by 1.0 is never emitted."""
   return 1.0
 
 
-def power(l: int, L: int, p: float) -> float:
+@dataclasses.dataclass(frozen=True)
+class Learned:
+  """A factor that training moves: `beside` times a float32 parameter that starts at `start`.
+
+  One a sub-layer; a scalar, or a vector [D] where `per_channel`.
+  """
+
+  start: Factor = one
+  per_channel: bool = False
+  beside: Factor = one
+
+
+@dataclasses.dataclass(frozen=True)
+class Ramp:
+  """A factor that grows with the number t of finished updates: min(t * rate, 1). A finished model has 1."""
+
+  rate: Factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+  """`post` as z - SiLU(g) * stop_gradient(z), with one learned g a layer that starts at 0 (GPAS, arXiv 2506.22049)."""
+
+
+Entry = Factor | Learned | Ramp | Gate
+
+
+def constant(entry: Entry, at: Site) -> float:
+  """The part of a factor that is known when the program is compiled."""
+  match entry:
+    case Learned(beside=beside):
+      return beside(at)
+    case Ramp(rate=rate):
+      return rate(at)
+    case Gate():
+      return 1.0
+  return entry(at)
+
+
+def power(at: Site) -> float:
   """l^-p; p = 1/2 is LayerNorm Scaling (paper eq. 12)."""
-  return float(l) ** -p
+  return float(at.l) ** -at.p
 
 
-def deepnorm_alpha(l: int, L: int, p: float) -> float:
+def stabilised(at: Site) -> float:
+  """(max(i, 1) + 1e-3)^-p of the second seed, i = l - 1 its 0-based index: layers 1 and 2 get the same factor."""
+  return (max(at.l - 1, 1) + 1e-3) ** -at.p
+
+
+def deepnorm_alpha(at: Site) -> float:
   """(2L)^(1/4), DeepNet (arXiv 2203.00555), decoder only. Not the 2.8284 that is right for L = 32 alone."""
-  return (2 * L) ** 0.25
+  return (2 * at.L) ** 0.25
 
 
-def deepnorm_beta(l: int, L: int, p: float) -> float:
-  """(8L)^(-1/4), DeepNet; the paper's code has the exponent's sign wrong (paper.md 6.3)."""
-  return (8 * L) ** -0.25
+def cait_start(at: Site) -> float:
+  """Start of LayerScale by depth: 0.1 to 18 layers, 1e-5 to 24, 1e-6 beyond (CaiT, arXiv 2103.17239, section 4)."""
+  return at.c.layerscale_init or (0.1 if at.L <= 18 else 1e-5 if at.L <= 24 else 1e-6)
+
+
+def prores_rate(at: Site) -> float:
+  """1 / (T l): layer l is whole after T l updates (ProRes, arXiv 2603.05369)."""
+  return 1 / (at.c.prores_steps * at.l)
+
+
+def completep_branch(at: Site) -> float:
+  """(L / L0)^-alpha (CompleteP, arXiv 2505.01618, table 1); alpha = 1/2 is depth-muP."""
+  return (at.L / at.c.base_depth) ** -at.c.completep_alpha
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,49 +111,73 @@ class Row:
     in_norm, res_norm, out_norm: whether the norm exists (None of them: a plain residual block).
     a: factor on the residual stream. b: on the branch. c: before the norm. s: on the input norm's
       output. post: on the result.
+    in_gain: where the gain of the input norm starts.
+    in_groups: whether the input norm takes its statistics over model.norm_groups groups of channels.
     embed_norm: whether the embedding is normalised too (Peri-LN).
-    xavier_gain: where given, blocks start Xavier-normal with this gain (see `init.xavier_std`), whatever
-      model.init says of matrices.
+    init: the initialisation of the blocks' matrices that belongs to the scheme, whatever model.init says.
+    profiled: whether learned `a` start from the branches' variance on a batch (Admin).
+    completep: whether widths, rates, epsilons and decay follow `lns_jax.layers.completep`.
   """
 
   in_norm: bool = False
   res_norm: bool = False
   out_norm: bool = False
-  a: Factor = one
-  b: Factor = one
-  c: Factor = one
-  s: Factor = one
-  post: Factor = one
+  a: Entry = one
+  b: Entry = one
+  c: Entry = one
+  s: Entry = one
+  post: Entry = one
+  in_gain: Factor = one
+  in_groups: bool = False
   embed_norm: bool = False
-  xavier_gain: Factor | None = None
+  init: str = ''
+  profiled: bool = False
+  completep: bool = False
 
 
-def mix_layers(L: int, fraction: float) -> int:
-  """Number of Post-LN layers at the bottom of a Mix-LN model: floor(fraction * L) (arXiv 2412.13795)."""
-  return math.floor(fraction * L)
+def mix_layers(L: int, c) -> int:
+  """Number of Post-LN layers at the bottom of a Mix-LN model: a count, or floor(fraction * L) (arXiv 2412.13795)."""
+  return c.mix_count if c.mix_count >= 0 else math.floor(c.mix_fraction * L)
 
 
 PRE, POST = Row(in_norm=True), Row(out_norm=True)
+# Post-LN around Pre-LN with the stream amplified. Its first block is Pre-LN in the public port; the source leaves
+# alpha open: a setting, L where it is 0.
+KEEL = Row(in_norm=True, out_norm=True, a=lambda at: at.c.keel_alpha or float(at.L))
 
-SCHEMES: dict[str, Row | Callable[[int, int, float], Row]] = {
+SCHEMES: dict[str, Row | Callable[[Site], Row]] = {
     'pre': PRE,
     'post': POST,
     'lns': Row(in_norm=True, s=power),
+    'lns_init': Row(in_norm=True, in_gain=power),
+    'lns_learned': Row(in_norm=True, s=Learned(start=lambda at: at.c.alpha_init, beside=power)),
+    'lns_stabilised': Row(in_norm=True, s=stabilised),
     'branch_lns': Row(in_norm=True, b=power),
     'lns_before': Row(in_norm=True, c=power),
     'lns_after_sum': Row(in_norm=True, post=power),
     'res_norm': Row(res_norm=True),
     'sandwich': Row(in_norm=True, res_norm=True),
     'peri': Row(in_norm=True, res_norm=True, embed_norm=True),
-    'deepnorm': Row(out_norm=True, a=deepnorm_alpha, xavier_gain=deepnorm_beta),
-    # The only row that depends on the layer: Post-LN below, Pre-LN above.
-    'mix': lambda l, L, fraction: POST if l <= mix_layers(L, fraction) else PRE,
+    'deepnorm': Row(out_norm=True, a=deepnorm_alpha, init='deepnorm'),
+    # Post-LN below, Pre-LN above.
+    'mix': lambda at: POST if at.l <= mix_layers(at.L, at.c) else PRE,
+    'layerscale': Row(in_norm=True, b=Learned(start=cait_start, per_channel=True)),
+    'skipinit': Row(in_norm=True, b=Learned(start=lambda at: at.L ** -0.5)),
+    'rezero': Row(in_norm=True, b=Learned(start=lambda at: 0.0)),
+    'admin': Row(out_norm=True, a=Learned(per_channel=True), profiled=True),
+    'group_ln': Row(in_norm=True, in_groups=True),
+    'gpas': Row(in_norm=True, post=Gate()),
+    'keel': lambda at: PRE if at.l == 1 else KEEL,
+    'prores': Row(in_norm=True, b=Ramp(prores_rate)),
+    'completep': Row(in_norm=True, b=completep_branch, completep=True),
 }
+
+SUBLAYERS = ('attn', 'mlp')
 
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-  """The five factors of one sub-layer of one layer, as Python floats (or fp32 scalars inside a scan)."""
+  """The constant parts of the five factors of one sub-layer: Python floats (or fp32 scalars inside a scan)."""
 
   a: float
   b: float
@@ -98,14 +187,29 @@ class Factors:
 
 
 FACTORS = tuple(f.name for f in dataclasses.fields(Factors))
+GATE = 'gate'
+# Names of learned factors among a block's parameters, by which the optimizer knows them.
+LEARNED = {GATE, *(f'{sub}_{f}' for sub in SUBLAYERS for f in FACTORS)}
 
 
-def row(scheme: str, l: int, L: int, mix_fraction: float) -> Row:
-  """The row that layer l of L obeys."""
-  entry = SCHEMES[scheme]
-  return entry if isinstance(entry, Row) else entry(l, L, mix_fraction)
+def row(c, l: int) -> Row:
+  """The row that layer l of a model with settings c obeys."""
+  entry = SCHEMES[c.scheme]
+  return entry if isinstance(entry, Row) else entry(site(c, l, 'attn'))
 
 
-def factors(r: Row, l: int, L: int, p: float) -> Factors:
-  """Evaluates a row's factors at layer l of L with exponent p."""
-  return Factors(*(getattr(r, f)(l, L, p) for f in FACTORS))
+def grows(c) -> bool:
+  """Whether a factor of the scheme changes with the step."""
+  r = row(c, c.layer_ids[-1])
+  return any(isinstance(getattr(r, f), Ramp) for f in FACTORS)
+
+
+def site(c, l: int, sub: str) -> Site:
+  """The site of a sub-layer of layer l."""
+  return Site(l, c.depth, c.p_attn if sub == 'attn' else c.p_mlp, c)
+
+
+def factors(c, l: int) -> dict[str, Factors]:
+  """The constants of both sub-layers of layer l."""
+  r = row(c, l)
+  return {sub: Factors(*(constant(getattr(r, f), site(c, l, sub)) for f in FACTORS)) for sub in SUBLAYERS}

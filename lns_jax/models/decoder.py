@@ -11,8 +11,8 @@ import numpy as np
 
 from lns_jax import config as config_lib
 from lns_jax.errors import UserError
-from lns_jax.layers import attention, block, param, schemes
-from lns_jax.layers.norms import RMSNorm
+from lns_jax.layers import attention, block, completep, param, schemes
+from lns_jax.layers.norms import Norm, times, wide
 from lns_jax.models import layout, loss
 
 # From a block's `out` to what the caller wants of it; called inside the loop over layers.
@@ -36,9 +36,9 @@ class Table(nn.Module):
 def _modules(config: config_lib.ModelConfig) -> dict[str, tuple[nn.Module, tuple]]:
   """Everything outside the blocks, with the arguments that initialise it."""
   x = jnp.zeros((1, 1, config.d_model), param.dtypes(config)[1])
-  modules = {'embed': (Table(config, 'embed'), ()), 'final_norm': (RMSNorm(config), (x,))}
-  if block.row(config, config.layer_ids[0]).embed_norm:
-    modules['embed_norm'] = (RMSNorm(config), (x,))
+  modules = {'embed': (Table(config, 'embed'), ()), 'final_norm': (Norm(config), (x,))}
+  if schemes.row(config, config.layer_ids[0]).embed_norm:
+    modules['embed_norm'] = (Norm(config), (x,))
   if not config.tie_embeddings:
     modules['head'] = (Table(config, 'head'), ())
   return modules
@@ -52,7 +52,8 @@ def boxed_init(config: config_lib.ModelConfig, rng: jax.Array):
   rng_outer, rng_layers = jax.random.split(rng)
   params = {}
   for i, (name, (module, args)) in enumerate(sorted(_modules(config).items())):
-    params[name] = module.init(jax.random.fold_in(rng_outer, i), *args)['params']
+    found = module.init(jax.random.fold_in(rng_outer, i), *args).get('params')
+    params |= {name: found} if found else {}  # a norm may have none
   # A layer's draw depends on its own index alone: a model with layers removed or added keeps the others'.
   params['layers'] = {
       str(l): block.Block(config).init(jax.random.fold_in(rng_layers, l), x, ctx, l)['params']
@@ -60,25 +61,63 @@ def boxed_init(config: config_lib.ModelConfig, rng: jax.Array):
   return params
 
 
-def init(config: config_lib.ModelConfig, rng: jax.Array, batch=None):
+def init(config: config_lib.ModelConfig, rng: jax.Array, batch: Mapping[str, jax.Array] | None = None):
   """Fresh parameters in the layout of `config.loop`; the same numbers for every loop and every scheme's twin.
 
-  batch: for schemes whose start depends on data; no scheme of the table needs one yet.
+  Args:
+    batch: 'tokens' [B, T] and optionally 'segment_ids', read by schemes whose start depends on data (Admin).
+
+  Raises:
+    UserError: the scheme needs a batch and there is none.
   """
+  params = unprofiled(config, rng)
+  if schemes.row(config, config.layer_ids[-1]).profiled:
+    if batch is None:
+      raise UserError(f'scheme {config.scheme!r} starts from the variance of its branches on a batch; give init one.')
+    params = _profiled(config, params, batch)
+  return params
+
+
+def unprofiled(config: config_lib.ModelConfig, rng: jax.Array):
+  """Fresh parameters that no batch was read for: those of `init` for most schemes, the shapes of them for all."""
   return layout.native(nn.unbox(boxed_init(config, rng)), config)
+
+
+def _profiled(config: config_lib.ModelConfig, params, batch):
+  """Admin's start (arXiv 2004.08249, section 4.2): a_i = sqrt(sum of Var f_j over the sub-layers j below i).
+
+  The variances are those on `batch` with every a at 1. The first sum is empty: that a stays 1 (our reading).
+  """
+  w_BT = loss.real_tokens(batch)
+  def variance(f_BTD):
+    f_BTD = f_BTD.astype(wide(f_BTD))
+    mean = lambda v: jnp.sum(w_BT * jnp.mean(v, axis=-1)) / jnp.sum(w_BT)
+    return mean(jnp.square(f_BTD - mean(f_BTD)))
+  _, kept = stream(config, params, batch['tokens'], batch.get('segment_ids'),
+                   lambda out: {sub: variance(out[f'{sub}_out']) for sub in schemes.SUBLAYERS if f'{sub}_out' in out})
+  params, below = layout.unstack(params), 0.0
+  for l in config.layer_ids:
+    for sub in schemes.SUBLAYERS:
+      if l != config.layer_ids[0] or sub != schemes.SUBLAYERS[0]:
+        layer = params['layers'][str(l)]
+        layer[f'{sub}_a'] = jnp.full_like(layer[f'{sub}_a'], jnp.sqrt(below))
+      below += kept[l][sub]
+  return layout.native(params, config)
 
 
 def embed(config: config_lib.ModelConfig, params, tokens_BT: jax.Array) -> jax.Array:
   """tokens -> the stream that enters layer 1, [B, T, D] in the compute type."""
   x_BTD = params['embed']['table'][tokens_BT].astype(param.dtypes(config)[1])
-  if 'embed_norm' in params:
-    x_BTD = RMSNorm(config).apply({'params': params['embed_norm']}, x_BTD)
+  if schemes.row(config, config.layer_ids[0]).embed_norm:
+    x_BTD = Norm(config).apply({'params': params.get('embed_norm', {})}, x_BTD)
   return nn.with_logical_constraint(x_BTD, STREAM)
 
 
 def before_head(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Last stream -> (final norm of it, never scaled, [B, T, D]; the head's table [V, D])."""
-  x_BTD = RMSNorm(config).apply({'params': params['final_norm']}, x_BTD)
+  x_BTD = Norm(config).apply({'params': params.get('final_norm', {})}, x_BTD)
+  if schemes.row(config, config.layer_ids[0]).completep:
+    x_BTD = times(x_BTD, 1 / completep.width(config))
   return x_BTD, params['embed' if config.tie_embeddings else 'head']['table']
 
 
@@ -95,12 +134,12 @@ def _remat(config: config_lib.ModelConfig, step: Callable, in_scan: bool = False
 
 def run_factors(config: config_lib.ModelConfig, run: layout.Run) -> dict[str, schemes.Factors]:
   """Factors of a run of layers: a Python float where all agree, else one constant fp32 vector."""
-  each = [block.factors(config, l) for l in run]
+  each = [schemes.factors(config, l) for l in run]
   dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
   def merge(sub, field):
     values = [getattr(e[sub], field) for e in each]
     return values[0] if len(set(values)) == 1 else np.array(values, dtype)
-  return {sub: schemes.Factors(*(merge(sub, f) for f in schemes.FACTORS)) for sub in block.SUBLAYERS}
+  return {sub: schemes.Factors(*(merge(sub, f) for f in schemes.FACTORS)) for sub in schemes.SUBLAYERS}
 
 
 def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attention.Context, read: Read):
@@ -137,9 +176,13 @@ def _scan_run(config, stacked, x_BTD, ctx, run: layout.Run, read: Read):
   return jax.lax.scan(_remat(config, step, in_scan=True), x_BTD, (stacked, vectors))
 
 
-def stream(config: config_lib.ModelConfig, params, tokens_BT, segment_ids_BT=None, read: Read = lambda out: {}):
-  """Embedding and blocks. Returns (stream before the final norm [B, T, D], {0: {'out': embedding}, l: kept})."""
-  ctx = attention.context(config, tokens_BT, segment_ids_BT)
+def stream(config: config_lib.ModelConfig, params, tokens_BT, segment_ids_BT=None, read: Read = lambda out: {},
+           step=None):
+  """Embedding and blocks. Returns (stream before the final norm [B, T, D], {0: {'out': embedding}, l: kept}).
+
+  step: finished updates while training, which ProRes' factors grow with; else `config.ramp_step` says.
+  """
+  ctx = attention.context(config, tokens_BT, segment_ids_BT, step)
   x_BTD = embed(config, params, tokens_BT)
   kept = {0: read({'out': x_BTD})}
   x_BTD, per_layer = layers(config, params, x_BTD, ctx, read)
@@ -160,7 +203,7 @@ def states(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment
 
 def tap_names(config: config_lib.ModelConfig) -> list[str]:
   """Every name that `apply` can return."""
-  fields = [f'{sub}_{kind}' for sub in block.SUBLAYERS for kind in ('x', 'in', 'out', 'branch')] + ['out']
+  fields = [f'{sub}_{kind}' for sub in schemes.SUBLAYERS for kind in ('x', 'in', 'out', 'branch')] + ['out']
   return ['embed', *(f'layers/{l}/{f}' for l in config.layer_ids for f in fields)]
 
 

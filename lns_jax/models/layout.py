@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from lns_jax import config as config_lib
-from lns_jax.layers import block
+from lns_jax.layers import schemes
 
 Run = tuple[int, ...]
 
 
 def runs(config: config_lib.ModelConfig) -> list[Run]:
   """Layer ids in maximal runs that one compiled body can serve."""
-  return [tuple(ids) for _, ids in itertools.groupby(config.layer_ids, lambda l: block.row(config, l))]
+  return [tuple(ids) for _, ids in itertools.groupby(config.layer_ids, lambda l: schemes.row(config, l))]
 
 
 def run_name(run: Run) -> str:

@@ -16,12 +16,13 @@ CHUNK = 32  # positions whose logits exist at a time
 
 
 def make_eval_step(config: ModelConfig, mesh, params_sharding):
-  """Compiled (params, batch, token_bytes [V]) -> (loss sum, weight, weighed bytes), scalars, on a mesh."""
-  def run(params, batch, token_bytes):
-    total, (weight, _) = step_lib.loss_sums(config, params, batch, chunk=CHUNK)
+  """Compiled (params, batch, token_bytes [V], step) -> (loss sum, weight, weighed bytes), scalars, on a mesh."""
+  def run(params, batch, token_bytes, step):
+    total, (weight, _) = step_lib.loss_sums(config, params, batch, chunk=CHUNK, step=step)
     return total, weight, jnp.sum(token_bytes[batch['targets']] * loss_lib.weights(batch))
   everywhere = sharding.replicated(mesh)
-  return jax.jit(run, in_shardings=(params_sharding, sharding.batch(mesh), everywhere), out_shardings=everywhere)
+  return jax.jit(run, in_shardings=(params_sharding, sharding.batch(mesh), everywhere, everywhere),
+                 out_shardings=everywhere)
 
 
 def batch_size(mesh, wanted: int) -> int:
@@ -36,12 +37,13 @@ def place(mesh, batch: dict[str, np.ndarray]):
   return {k: jax.make_array_from_process_local_data(where, v) for k, v in batch.items()}
 
 
-def evaluate(eval_step, params, dataset, mesh, *, split: str = 'validation', rows: int, max_tokens: int = 0,
-             progress=lambda batches: batches) -> dict[str, float]:
+def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'validation', rows: int,
+             max_tokens: int = 0, progress=lambda batches: batches) -> dict[str, float]:
   """Loss over a split.
 
   Args:
     eval_step: from `make_eval_step`.
+    step: finished updates, during a training run; None: a loaded model, whose config knows.
     rows: rows per batch, any number that `batch_size` allows; it does not change the result.
     max_tokens: stop before the row that would exceed it; 0: the whole split.
     progress: wraps the iterator of batches, for a bar.
@@ -56,7 +58,7 @@ def evaluate(eval_step, params, dataset, mesh, *, split: str = 'validation', row
                                  process_count=jax.process_count())
   with sharding.use(mesh):
     for batch in progress(batches):
-      of_batch = np.array(jax.device_get(eval_step(params, place(mesh, batch), token_bytes)), np.float64)
+      of_batch = np.array(jax.device_get(eval_step(params, place(mesh, batch), token_bytes, step)), np.float64)
       sums += of_batch
       means.append(of_batch[0] / max(of_batch[1], 1.0))
   return summary(*sums, means)

@@ -12,7 +12,7 @@ from lns_jax.train.run import Run
 
 def stop(run: Run, params, step: int, metrics: dict, batch, last_checkpoint: int | None):
   """Raises Diverged. `params` are the last good ones: a bad step updates nothing."""
-  where = bad_target(run.config.model, batch) or first_bad(run.config.model, params, batch)
+  where = bad_target(run.config.model, batch) or first_bad(run.config.model, params, batch, step - 1)
   if where is None:
     grads = metrics.get('layer_grad_norm', ())
     bad = [l for l, g in zip(run.config.model.layer_ids, grads) if not np.isfinite(g)]
@@ -37,12 +37,12 @@ def bad_target(config: ModelConfig, batch) -> str | None:
           'outside of the vocabulary')
 
 
-def first_bad(config: ModelConfig, params, batch) -> str | None:
-  """Name of the first place of the forward pass that is not finite; None when all of it is."""
+def first_bad(config: ModelConfig, params, batch, step: int) -> str | None:
+  """Name of the first place of the forward pass after `step` updates that is not finite; None when all of it is."""
   def check(params, batch):
     bad = lambda x: ~jnp.all(jnp.isfinite(x))
     read = lambda out: {'bad': bad(out['out'])}
-    x_BTD, kept = decoder.stream(config, params, batch['tokens'], batch['segment_ids'], read)
+    x_BTD, kept = decoder.stream(config, params, batch['tokens'], batch['segment_ids'], read, step)
     normed_BTD, table_VD = decoder.before_head(config, params, x_BTD)  # logits of a whole batch may not fit
     return {l: k['bad'] for l, k in kept.items()}, bad(normed_BTD) | bad(table_VD)
   per_layer, head = jax.device_get(jax.jit(check)(params, batch))

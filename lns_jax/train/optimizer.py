@@ -1,8 +1,11 @@
 """Optax optimizer and schedule from settings."""
 
+import jax
+import jax.numpy as jnp
 import optax
 
-from lns_jax.config import OptimizerConfig
+from lns_jax.config import ModelConfig, OptimizerConfig
+from lns_jax.layers import completep, schemes
 from lns_jax.models import layout
 
 
@@ -27,20 +30,78 @@ def schedule(settings: OptimizerConfig, steps: int) -> optax.Schedule:
   return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
 
 
-def is_matrix(params):
-  """True where a leaf has two or more dimensions in its own layer, whatever the layout: what weight decay reaches."""
-  def mark(tree, stacked):
-    return {name: mark(v, stacked or (name == 'layers' and layout.is_stacked(v))) if isinstance(v, dict)
-            else v.ndim - stacked >= 2 for name, v in tree.items()}
-  return mark(params, False)
+def groups(tree):
+  """The group of every leaf: 'alpha' (learned factors), 'matrix' and 'vector' (inside blocks), 'outer' (outside).
+
+  A vector is what has fewer than two dimensions in its own layer, whatever the layout, and every bias.
+  """
+  stacked = layout.is_stacked(tree['layers'])
+  def group(path, leaf):
+    names = [k.key for k in path]
+    if names[-1] in schemes.LEARNED:
+      return 'alpha'
+    if names[0] != 'layers':
+      return 'outer'
+    return 'matrix' if is_matrix(names, leaf, stacked) else 'vector'
+  return jax.tree_util.tree_map_with_path(group, tree)
 
 
-def make(settings: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-  """clip (optional) -> Adam -> decay of matrices (adamw) -> learning rate."""
-  parts = []
-  if settings.clip_norm:
-    parts.append(optax.clip_by_global_norm(settings.clip_norm))
-  parts.append(optax.scale_by_adam(settings.b1, settings.b2, settings.eps))
+def is_matrix(names: list[str], leaf, stacked: bool) -> bool:
+  """Whether a leaf is a matrix and not a bias."""
+  return leaf.ndim - (stacked and names[0] == 'layers') >= 2 and not names[-1].endswith('bias')
+
+
+def matrices(tree):
+  """True on every matrix, the embedding and the head included: what weight decay reaches."""
+  stacked = layout.is_stacked(tree['layers'])
+  return jax.tree_util.tree_map_with_path(lambda path, x: is_matrix([k.key for k in path], x, stacked), tree)
+
+
+def multipliers(settings: OptimizerConfig, model: ModelConfig) -> dict[str, completep.Multipliers]:
+  """What each group makes of the rate, epsilon and decay."""
+  found = dict.fromkeys(('matrix', 'vector', 'outer', 'alpha'), completep.Multipliers())
+  if schemes.row(model, model.layer_ids[0]).completep:
+    found |= {group: completep.multipliers(group, model) for group in ('matrix', 'vector', 'outer')}
+  return found | {'alpha': completep.Multipliers(lr=settings.alpha_lr_ratio)}
+
+
+def make(settings: OptimizerConfig, steps: int, model: ModelConfig) -> optax.GradientTransformation:
+  """clip (optional) -> Adam -> decay (adamw) -> multipliers of the groups -> learning rate."""
+  by_group = multipliers(settings, model)
+  def scale(field, power=1):
+    """Multiplies by a group's multiplier; nothing at all when every one is 1."""
+    factors = {g: getattr(m, field) ** power for g, m in by_group.items()}
+    if set(factors.values()) == {1.0}:
+      return []
+    return [optax.stateless(lambda u, _: jax.tree.map(lambda x, g: x * factors[g], u, groups(u)))]
+  # Adam of g / k with epsilon is Adam of g with k epsilon, exactly: both moments' roots scale with g.
+  parts = [*clip(settings), *scale('eps', -1), optax.scale_by_adam(settings.b1, settings.b2, settings.eps)]
   if settings.weight_decay:
-    parts.append(optax.add_decayed_weights(settings.weight_decay, mask=is_matrix))
-  return optax.chain(*parts, optax.scale_by_learning_rate(schedule(settings, steps)))
+    parts.append(decay(settings, {g: m.decay for g, m in by_group.items()}))
+  return optax.chain(*parts, *scale('lr'), optax.scale_by_learning_rate(schedule(settings, steps)))
+
+
+def decay(settings: OptimizerConfig, by_group: dict[str, float]) -> optax.GradientTransformation:
+  """Decoupled weight decay with a multiplier for each group."""
+  everything = settings.decay == 'all'
+  def update(updates, params):
+    reached = jax.tree.map(lambda _: True, params) if everything else matrices(params)
+    return jax.tree.map(lambda u, p, on, g: u + settings.weight_decay * by_group[g] * p if on else u,
+                        updates, params, reached, groups(params))
+  return optax.stateless(update)
+
+
+def clip(settings: OptimizerConfig) -> list[optax.GradientTransformation]:
+  """Clipping by the global norm, with learned factors as `alpha_clip` says."""
+  if settings.alpha_clip == 'joint':
+    return [optax.clip_by_global_norm(settings.clip_norm)] if settings.clip_norm else []
+  own = settings.alpha_clip_norm or settings.clip_norm if settings.alpha_clip == 'apart' else 0.0
+  def shrink(leaves, limit):
+    norm = optax.tree_utils.tree_norm(leaves)
+    return jnp.where(norm > limit, limit / norm, 1.0) if limit and leaves else 1.0
+  def update(updates, _):
+    of = groups(updates)
+    leaves = lambda alpha: [x for x, g in zip(jax.tree.leaves(updates), jax.tree.leaves(of)) if (g == 'alpha') == alpha]
+    factors = {True: shrink(leaves(True), own), False: shrink(leaves(False), settings.clip_norm)}
+    return jax.tree.map(lambda x, g: x * factors[g == 'alpha'], updates, of)
+  return [optax.stateless(update)]

@@ -12,6 +12,7 @@ import numpy as np
 
 from lns_jax import sharding
 from lns_jax.config import RunConfig
+from lns_jax.layers import schemes
 from lns_jax.train import evaluate
 from lns_jax.train import step as step_lib
 
@@ -48,14 +49,18 @@ class Run:
 
   def abstract_state(self) -> step_lib.TrainState:
     """Shapes, types and shardings of the state."""
-    shapes = jax.eval_shape(lambda: step_lib.init_state(self.config, self.steps))
+    shapes = step_lib.shapes(self.config, self.steps)
     return jax.tree.map(
         lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, self.shardings)
 
   def fresh_state(self) -> step_lib.TrainState:
-    """The initial state, born sharded."""
+    """The initial state, born sharded. Where the scheme's start depends on data, the run's first batch is read."""
+    c, batch = self.config, None
+    if schemes.row(c.model, c.model.layer_ids[-1]).profiled:
+      first = self.dataset.train_batches(c.data.seed, c.train.batch_size, num_steps=1)
+      batch = evaluate.place(self.mesh, next(iter(first)))
     with sharding.use(self.mesh):
-      return jax.jit(lambda: step_lib.init_state(self.config, self.steps), out_shardings=self.shardings)()
+      return jax.jit(lambda b: step_lib.init_state(c, self.steps, b), out_shardings=self.shardings)(batch)
 
   def loss_chunk(self) -> int:
     """Positions whose logits exist at a time: all where several devices would sum the head's gradient each time."""

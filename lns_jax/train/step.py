@@ -24,25 +24,26 @@ class TrainState(typing.NamedTuple):
   step: jax.Array
 
 
-def loss_sums(config: ModelConfig, params, batch, *, with_stats: bool = False, chunk: int = 0):
+def loss_sums(config: ModelConfig, params, batch, *, with_stats: bool = False, chunk: int = 0, step=None):
   """Summed loss, its weight, and summed per-layer statistics of one (micro-)batch.
 
   batch: 'tokens', 'targets', 'segment_ids' int32 [B, T], optionally 'weights' float32 [B, T].
   chunk: positions whose logits exist at a time, see `models.loss.summed_loss`.
+  step: finished updates, for factors that grow with them.
   """
   w_BT = loss_lib.weights(batch)
   read = stats.reader(w_BT) if with_stats else lambda out: {}
-  x_BTD, kept = decoder.stream(config, params, batch['tokens'], batch['segment_ids'], read)
+  x_BTD, kept = decoder.stream(config, params, batch['tokens'], batch['segment_ids'], read, step)
   total = loss_lib.summed_loss(*decoder.before_head(config, params, x_BTD), batch['targets'], w_BT, chunk)
   return total, (jnp.sum(w_BT), stats.stack(kept) if with_stats else {})
 
 
-def accumulate(config: ModelConfig, params, batch, parts: int, *, with_stats: bool, chunk: int):
+def accumulate(config: ModelConfig, params, batch, parts: int, **kwargs):
   """(gradient of the summed loss, loss sum, weight, statistic sums) over `parts` micro-batches.
 
-  Sums, so that a token weighs the same in whatever micro-batch it lies.
+  Sums, so that a token weighs the same in whatever micro-batch it lies. kwargs: of `loss_sums`.
   """
-  gradient = jax.value_and_grad(lambda p, b: loss_sums(config, p, b, with_stats=with_stats, chunk=chunk), has_aux=True)
+  gradient = jax.value_and_grad(lambda p, b: loss_sums(config, p, b, **kwargs), has_aux=True)
   def one(micro):
     (total, (weight, sums)), grads = gradient(params, micro)
     return jax.tree.map(lambda g: g.astype(wide(g)), grads), total, weight, sums
@@ -63,13 +64,14 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
   'finite' says whether loss, gradient and update are. A non-finite step leaves the
   state as it was, so that it can still be saved and examined.
   """
-  tx = optimizer_lib.make(config.optimizer, steps)
+  tx = optimizer_lib.make(config.optimizer, steps, config.model)
   rate = optimizer_lib.schedule(config.optimizer, steps)
   with_stats = config.train.layer_stats_every > 0
 
   def step(state: TrainState, batch):
     grads, total, weight, sums = accumulate(
-        config.model, state.params, batch, config.train.accumulation, with_stats=with_stats, chunk=chunk)
+        config.model, state.params, batch, config.train.accumulation, with_stats=with_stats, chunk=chunk,
+        step=state.step)
     grads = jax.tree.map(lambda g: g / jnp.maximum(weight, 1).astype(g.dtype), grads)
     squares = stats.squares(grads)
     metrics = {'loss': loss_lib.mean(total, weight), 'tokens': weight, 'grad_norm': jnp.sqrt(squares['all']),
@@ -87,18 +89,25 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
   return step
 
 
-def init_state(config: RunConfig, steps: int) -> TrainState:
-  """A fresh state; trace it with `abstract_state` or jit it with out_shardings, so that it is born sharded."""
-  params = decoder.init(config.model, jax.random.key(config.train.seed))
-  opt_state = optimizer_lib.make(config.optimizer, steps).init(params)
+def init_state(config: RunConfig, steps: int, batch=None) -> TrainState:
+  """A fresh state; jit it with out_shardings, so that it is born sharded. batch: see `decoder.init`."""
+  return _state(config, steps, decoder.init(config.model, jax.random.key(config.train.seed), batch))
+
+
+def shapes(config: RunConfig, steps: int) -> TrainState:
+  """Shapes and types of a state."""
+  return jax.eval_shape(lambda: _state(config, steps, decoder.unprofiled(config.model, jax.random.key(0))))
+
+
+def _state(config: RunConfig, steps: int, params) -> TrainState:
+  opt_state = optimizer_lib.make(config.optimizer, steps, config.model).init(params)
   return TrainState(params, opt_state, jnp.zeros((), jnp.int32))
 
 
 def state_shardings(mesh, config: RunConfig, steps: int) -> TrainState:
   """A sharding for every leaf of the state; optimizer moments lie as their parameters."""
-  tx = optimizer_lib.make(config.optimizer, steps)
-  abstract = jax.eval_shape(lambda: init_state(config, steps))
+  tx = optimizer_lib.make(config.optimizer, steps, config.model)
   of_params, everywhere = sharding.params(mesh, config.model), sharding.replicated(mesh)
   of_opt = optax.tree_utils.tree_map_params(
-      tx, lambda _, s: s, abstract.opt_state, of_params, transform_non_params=lambda _: everywhere)
+      tx, lambda _, s: s, shapes(config, steps).opt_state, of_params, transform_non_params=lambda _: everywhere)
   return TrainState(of_params, of_opt, everywhere)

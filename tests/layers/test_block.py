@@ -12,13 +12,50 @@ from tiny import batch, model, params
 X = jnp.asarray(np.random.default_rng(3).normal(size=(2, 8, 64)), jnp.float32)
 
 
+# Every scheme once more, from its source: (norms, factors by l, L and the learned parameters of the sub-layer).
+silu = lambda g: g / (1 + np.exp(-g))
+HAND = {
+    'pre': ('in', lambda l, L, p: {}),
+    'post': ('out', lambda l, L, p: {}),
+    'lns': ('in', lambda l, L, p: {'s': 1 / l ** 0.5}),
+    'lns_init': ('in', lambda l, L, p: {}),
+    'lns_learned': ('in', lambda l, L, p: {'s': p['s'] / l ** 0.5}),
+    'lns_stabilised': ('in', lambda l, L, p: {'s': (max(l - 1, 1) + 1e-3) ** -0.5}),
+    'branch_lns': ('in', lambda l, L, p: {'b': 1 / l ** 0.5}),
+    'lns_before': ('in', lambda l, L, p: {'c': 1 / l ** 0.5}),
+    'lns_after_sum': ('in', lambda l, L, p: {'post': 1 / l ** 0.5}),
+    'res_norm': ('res', lambda l, L, p: {}),
+    'sandwich': ('in res', lambda l, L, p: {}),
+    'peri': ('in res', lambda l, L, p: {}),
+    'deepnorm': ('out', lambda l, L, p: {'a': (2 * L) ** 0.25}),
+    'mix': (lambda l, L: 'out' if l <= L // 4 else 'in', lambda l, L, p: {}),
+    'layerscale': ('in', lambda l, L, p: {'b': p['b']}),
+    'skipinit': ('in', lambda l, L, p: {'b': p['b']}),
+    'rezero': ('in', lambda l, L, p: {'b': p['b']}),
+    'admin': ('out', lambda l, L, p: {'a': p['a']}),
+    'group_ln': ('in', lambda l, L, p: {}),
+    'gpas': ('in', lambda l, L, p: {'post': 1 - silu(p['gate'])}),
+    'keel': (lambda l, L: 'in out' if l > 1 else 'in', lambda l, L, p: {'a': L if l > 1 else 1}),
+    'prores': ('in', lambda l, L, p: {'b': min(STEP / (1000 * l), 1)}),
+    'completep': ('in', lambda l, L, p: {'b': 2 / L}),
+}
+STEP = 2500  # of ProRes: layers 1 and 2 are whole, 3 has 5/6, 4 has 5/8
+
+
 def context(config):
   b = batch(2, 8)
-  return attention.context(config, jnp.asarray(b['tokens']), jnp.asarray(b['segment_ids']))
+  return attention.context(config, jnp.asarray(b['tokens']), jnp.asarray(b['segment_ids']), jnp.int32(STEP))
 
 
-def rms(x, gain):
-  return x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + 1e-6) * gain
+def rms(x, gain, groups=1):
+  parts = x.reshape(*x.shape[:-1], groups, -1)
+  return (parts / np.sqrt(np.mean(np.square(parts), axis=-1, keepdims=True) + 1e-6)).reshape(x.shape) * gain
+
+
+def learned(p, sub):
+  """The learned factors of a sub-layer, and the layer's gate."""
+  return {name.removeprefix(f'{sub}_'): np.asarray(v, np.float64) for name, v in p.items()
+          if name in schemes.LEARNED and name.startswith((sub, 'gate'))}
 
 
 @pytest.mark.parametrize('scheme', schemes.SCHEMES)
@@ -28,21 +65,50 @@ def test_every_scheme_obeys_the_equation(scheme, l):
   config = model(scheme=scheme, num_layers=4)
   p = params(config)['layers'][str(l)]
   y, out = block.Block(config).apply({'params': p}, X, context(config), l)
-  row, x = block.row(config, l), np.asarray(X, np.float64)
-  for sub in block.SUBLAYERS:
-    k = block.factors(config, l)[sub]
-    gain = lambda kind: np.asarray(p[f'{sub}_{kind}_norm']['gain'], np.float64)
-    h = k.c * x
-    h = k.s * (rms(h, gain('in')) if row.in_norm else h)
-    np.testing.assert_allclose(out[f'{sub}_x'], x, atol=2e-5)
-    np.testing.assert_allclose(out[f'{sub}_in'], h, atol=2e-5)
+  norms, by_hand = HAND[scheme]
+  norms = (norms if isinstance(norms, str) else norms(l, 4)).split()
+  assert {n.split('_')[1] for n in p if n.endswith('_norm')} == set(norms)
+  x = np.asarray(X, np.float64)
+  for sub in schemes.SUBLAYERS:
+    k = dict(a=1, b=1, c=1, s=1, post=1) | by_hand(l, 4, learned(p, sub))
+    normed = lambda kind, v, groups=1: (
+        rms(v, np.asarray(p[f'{sub}_{kind}_norm']['gain'], np.float64), groups) if kind in norms else v)
+    h = k['s'] * normed('in', k['c'] * x, 4 if scheme == 'group_ln' else 1)
+    np.testing.assert_allclose(out[f'{sub}_x'], x, atol=5e-5)
+    np.testing.assert_allclose(out[f'{sub}_in'], h, atol=5e-5)
     f = np.asarray(out[f'{sub}_out'], np.float64)
-    branch = k.b * (rms(f, gain('res')) if row.res_norm else f)
-    np.testing.assert_allclose(out[f'{sub}_branch'], branch, atol=2e-5)
-    x = k.a * x + branch
-    x = k.post * (rms(x, gain('out')) if row.out_norm else x)
-  np.testing.assert_allclose(y, x, atol=5e-5)
+    branch = k['b'] * normed('res', f)
+    np.testing.assert_allclose(out[f'{sub}_branch'], branch, atol=5e-5)
+    x = k['post'] * normed('out', k['a'] * x + branch)
+  np.testing.assert_allclose(y, x, atol=1e-4)
   assert y is out['out']
+
+
+def test_gpas_shrinks_the_stream_but_not_its_gradient():
+  """y = z - SiLU(g) stop_gradient(z): dy/dz is 1, dy/dg is -SiLU'(g) z (arXiv 2506.22049)."""
+  z, g = jnp.asarray([2.0, -3.0]), jnp.float32(0.7)
+  np.testing.assert_allclose(block.gated(z, g), (1 - silu(0.7)) * np.array([2, -3]), rtol=1e-6)
+  dz, dg = jax.grad(lambda z, g: block.gated(z, g).sum(), argnums=(0, 1))(z, g)
+  np.testing.assert_allclose(dz, [1, 1], rtol=1e-6)
+  sigmoid = 1 / (1 + np.exp(-0.7))
+  assert float(dg) == pytest.approx(sigmoid * (1 + 0.7 * (1 - sigmoid)), rel=1e-6)  # z sums to -1
+
+
+@pytest.mark.parametrize('scheme', ['gpas', 'rezero', 'skipinit', 'layerscale', 'lns_learned', 'admin'])
+def test_learned_factors_are_float32_whatever_the_parameters_are(scheme):
+  config = model(scheme=scheme, precision='paper_bf16')
+  layer = params(config)['layers']['2']
+  found = {name: v for name, v in layer.items() if name in schemes.LEARNED}
+  assert found and {str(v.dtype) for v in found.values()} == {'float32'}
+  assert str(layer['mlp']['up'].dtype) == 'bfloat16'
+
+
+@pytest.mark.parametrize('scheme, extra', [
+    ('lns', 0), ('lns_init', 0), ('lns_learned', 2), ('layerscale', 2 * 64), ('skipinit', 2), ('rezero', 2), ('gpas', 1),
+    ('branch_lns', 0), ('prores', 0), ('completep', 0), ('group_ln', 0), ('sandwich', 2 * 64)])
+def test_parameters_that_a_scheme_adds_to_a_pre_ln_block(scheme, extra):
+  count = lambda scheme: sum(x.size for x in jax.tree.leaves(params(model(scheme=scheme))['layers']['2']))
+  assert count(scheme) - count('pre') == extra
 
 
 def test_deepnorm_multiplies_the_stream_not_the_branch():

@@ -10,7 +10,7 @@ import pytest
 from lns_jax.models import decoder
 from hf_fixtures import CLOSE, fixture, model, ours
 
-NAMES = ('qwen2', 'qwen3', 'mistral', 'olmo2')
+NAMES = ('qwen2', 'qwen3', 'mistral', 'olmo', 'olmo2')
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -59,6 +59,7 @@ def test_packed_documents_get_the_logits_of_documents_run_alone(name):
     ('mistral', {'sliding_window': 3}), ('mistral', {'sliding_window': 5}), ('mistral', {'sliding_window': 0}),
     ('qwen2', {'bias': 'none'}), ('qwen2', {'rope_base': 1e4}),
     ('qwen3', {'qk_norm': 'none'}), ('olmo2', {'qk_norm': 'none'}),
+    ('olmo', {'clip_qkv': 0.0}), ('olmo', {'clip_qkv': 0.7}), ('olmo', {'norm_eps': 1e-4}),
 ])
 def test_the_reference_tells_wrong_settings_apart(name, change):
   config, params, tokens, right = model(name)

@@ -9,7 +9,7 @@ import pytest
 
 from lns_jax.config import ModelConfig
 from lns_jax.layers import attention
-from lns_jax.layers.norms import RMSNorm
+from lns_jax.layers.norms import Norm
 from lns_jax.models import decoder
 from lns_jax.train import step
 from hf_fixtures import CLOSE, fixture, model, ours, read
@@ -31,7 +31,7 @@ def test_states_are_embedding_and_every_block_before_the_final_norm(name, loop):
   config, params, _, right = model(name)
   states = ours(name, loop)[1]
   np.testing.assert_allclose(states, right['states'], **CLOSE)
-  normed = RMSNorm(config).apply({'params': params['final_norm']}, states[-1])
+  normed = Norm(config).apply({'params': params['final_norm']}, states[-1])
   np.testing.assert_allclose(normed, right['normed'], **CLOSE)
   assert np.abs(right['states'][-1] - right['normed']).max() > 0.1
 

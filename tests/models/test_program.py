@@ -45,6 +45,40 @@ def test_the_literals_follow_the_index_and_not_the_position():
   assert TELLING & found == {np.float32(5 ** -0.5), np.float32(7 ** -0.5)}
 
 
+# What a compiled program of 7 layers must contain, by hand; pre has none of it.
+IN_PROGRAM = {
+    'branch_lns': [l ** -0.5 for l in (2, 3, 5, 6, 7)],
+    'lns_before': [l ** -0.5 for l in (2, 3, 5, 6, 7)],
+    'lns_after_sum': [l ** -0.5 for l in (2, 3, 5, 6, 7)],
+    'lns_learned': [l ** -0.5 for l in (2, 3, 5, 6, 7)],
+    'lns_stabilised': [1.001 ** -0.5, 2.001 ** -0.5, 5.001 ** -0.5, 6.001 ** -0.5],
+    'deepnorm': [14 ** 0.25],
+    'keel': [7.0],
+    'completep': [2 / 7],
+    'prores': [1 / 3000, 1 / 7000],
+}
+
+
+@pytest.mark.parametrize('scheme', IN_PROGRAM)
+def test_every_fixed_factor_is_read_off_the_compiled_program(scheme):
+  settings = dict(num_layers=L, d_model=16, d_ff=32, norm_eps=1e-5)
+  found = literals(stepped(model(scheme=scheme, **settings)).compile().as_text())
+  wanted = {np.float32(v) for v in IN_PROGRAM[scheme]}
+  assert wanted <= found, wanted - found
+  assert not wanted & literals(stepped(model(**settings)).compile().as_text())
+
+
+def stepped(config):
+  """The forward pass with a traced step, as in training."""
+  p, b = params(config), batch(2, 8, config.vocab_size)
+  f = lambda q, b, step: decoder.head(config, q, decoder.stream(config, q, b['tokens'], step=step)[0])
+  return jax.jit(f).lower(p, b, np.int32(5))
+
+
+def test_the_gains_of_lns_init_are_no_part_of_the_program():
+  assert not TELLING & literals(compiled(model(scheme='lns_init', num_layers=L, d_model=16, d_ff=32)).compile().as_text())
+
+
 def constants(stablehlo: str, n: int) -> list[np.ndarray]:
   """Constant float32 vectors of length n of a StableHLO text, printed as a list or as hex."""
   found = []

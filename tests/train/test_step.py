@@ -35,7 +35,7 @@ def step(config, b, state=None, updates=1):
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:config.mesh.data * config.mesh.fsdp * config.mesh.tensor])
   where = step_lib.state_shardings(mesh, config, STEPS)
   with sharding.use(mesh):
-    state = state or jax.jit(lambda: step_lib.init_state(config, STEPS), out_shardings=where)()
+    state = state or jax.jit(lambda: step_lib.init_state(config, STEPS, b), out_shardings=where)()
     compiled = jax.jit(step_lib.make_train_step(config, STEPS), in_shardings=(where, sharding.batch(mesh)),
                        out_shardings=(where, sharding.replicated(mesh)))
     for _ in range(updates):
