@@ -113,7 +113,8 @@ class ModelConfig(Section):
   num_kv_heads: int = setting(0, 'K: key and value heads; 0: as many as query heads.', low=0)
   head_dim: int = setting(0, 'Width of one head; 0: d_model / num_heads.', low=0)
   mlp: str = setting(
-      'swiglu', 'swiglu: down (silu(gate x) * up x); gelu: down gelu(up x), the exact GELU.', choices=('swiglu', 'gelu'))
+      'swiglu', 'swiglu: down (silu(gate x) * up x); gelu: down gelu(up x), the exact GELU.',
+      choices=('swiglu', 'gelu'))
   bias: str = setting('none', 'Projections with a bias: none, q k v (Qwen2), or all, the MLP included.', choices=BIASES)
   qk_norm: str = setting(
       'none', 'Norm, as `norm` says, of queries and keys before rotary positions: head: of each head (Qwen3); full: of '

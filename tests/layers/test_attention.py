@@ -55,8 +55,8 @@ def test_clipping():
   assert attention.clip(x, 0.0) is x
 
 
-class Attended(nn.Module):
-  """What attention does to queries and keys of a config, as a module with parameters of its own."""
+class Normed(nn.Module):
+  """QK-norm as a module with parameters of its own."""
 
   config: config_lib.ModelConfig
 
@@ -69,7 +69,7 @@ class Attended(nn.Module):
 def test_qk_norm_equals_numpy(kind, width, axes):
   rng = np.random.default_rng(0)
   q, gain = rng.normal(size=(2, 3, 4, 16)), rng.uniform(0.5, 1.5, width)
-  module = Attended(model(qk_norm=kind, norm_eps=1e-3))
+  module = Normed(model(qk_norm=kind, norm_eps=1e-3))
   shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros(q.shape))
   assert jax.tree.map(jnp.shape, nn.unbox(shapes)) == {'params': {'q_norm': {'gain': (width,)}}}
   expected = q / np.sqrt(np.mean(q**2, axis=axes, keepdims=True) + 1e-3) * gain.reshape(-1, 16)

@@ -11,7 +11,8 @@ from tiny import model, params
 
 def apply(p, x, **settings):
   config = model(d_model=1, num_heads=1, num_kv_heads=1, head_dim=2, d_ff=1, **settings)
-  return float(MLP(config).apply({'params': {n: jnp.array(v) for n, v in p.items()}}, jnp.full((1, 1, 1), x), 1)[0, 0, 0])
+  p = {name: jnp.array(v) for name, v in p.items()}
+  return float(MLP(config).apply({'params': p}, jnp.full((1, 1, 1), x), 1)[0, 0, 0])
 
 
 @pytest.mark.parametrize('x, gelu', [(1.0, 0.8413447), (3.0, 2.9959503), (-1.0, -0.1586553)])
