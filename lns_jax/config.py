@@ -176,7 +176,7 @@ class ModelConfig(Section):
 
   def _check_scheme(self):
     """Refuses a scheme whose settings or norm it cannot have."""
-    if self.mix_count > self.depth:
+    if self.scheme == 'mix' and self.mix_count > self.depth:
       raise UserError(f'model.mix_count = {self.mix_count} is more than the {self.depth} layers there are.')
     self.fill(norm_groups=self.norm_groups or self.num_heads)
     row = schemes.row(self, self.layer_ids[-1])

@@ -4,10 +4,8 @@ import json
 import pathlib
 
 import jax
-import numpy as np
-from scipy import stats
 
-from lns_jax import sharding
+from lns_jax import paired, sharding
 from lns_jax.config import MeshConfig
 from lns_jax.data import pipeline, prepare
 from lns_jax.errors import UserError
@@ -85,13 +83,13 @@ def compare(workdirs, *, allow_different_corpora: bool = False) -> dict:
   kind = lambda r: tuple((k, str(r['settings'].get(k))) for k in differing if k not in ('train.seed', 'data.seed'))
   base = {seeds(r): r['loss'] for r in runs if kind(r) == kind(runs[0])}
   for r in runs:
-    paired = kind(r) != kind(runs[0]) and seeds(r) in base
-    r['difference'] = r['loss'] - base[seeds(r)] if paired else None
+    has_pair = kind(r) != kind(runs[0]) and seeds(r) in base
+    r['difference'] = r['loss'] - base[seeds(r)] if has_pair else None
   groups = {}
   for r in runs:
     if r['difference'] is not None:
       groups.setdefault(kind(r), []).append(r['difference'])
-  return {'runs': runs, 'groups': [{'settings': dict(k), **_interval(d)} for k, d in groups.items()]}
+  return {'runs': runs, 'groups': [{'settings': dict(k), **paired.interval(d)} for k, d in groups.items()]}
 
 
 def _finished(workdir) -> dict:
@@ -113,14 +111,6 @@ def _differing(configs: list[dict], runs: list[dict]) -> list[str]:
   for r, f in zip(runs, flat):
     r['settings'] = {n: f.get(n) for n in names}
   return names
-
-
-def _interval(differences: list[float]) -> dict:
-  n, mean = len(differences), float(np.mean(differences))
-  if n < 2:
-    return {'pairs': n, 'mean_difference': mean, 'interval': None}
-  half = float(stats.t.ppf(0.975, n - 1) * stats.sem(differences))
-  return {'pairs': n, 'mean_difference': mean, 'interval': [mean - half, mean + half]}
 
 
 def table(compared: dict) -> str:

@@ -32,7 +32,7 @@ _STYLE = {
     'grid.color': FAINT, 'grid.linewidth': 0.5, 'lines.linewidth': 1.4, 'legend.frameon': False,
     'axes.axisbelow': True, 'image.interpolation': 'none',
 }
-_styled = lambda: matplotlib.rc_context(_STYLE)
+styled = lambda: matplotlib.rc_context(_STYLE)
 
 
 class Band(NamedTuple):
@@ -143,7 +143,7 @@ def _thin(n: int, most: int) -> np.ndarray:
   return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
 
 
-@_styled()
+@styled()
 def over_steps(curves: Mapping[str, Line | None], ylabel: str, *, title: str = '',
                points: Mapping[str, Line] | None = None, zero: bool = False) -> Figure:
   """One line a model against optimizer updates.
@@ -175,7 +175,7 @@ def over_steps(curves: Mapping[str, Line | None], ylabel: str, *, title: str = '
   return figure
 
 
-@_styled()
+@styled()
 def by_layer(curves: Mapping[str, Band | None], ids: Sequence[int], ylabel: str, *, title: str = '',
              embedding: bool = False) -> Figure:
   """One line a model against layers, intervals shaded.
@@ -203,7 +203,7 @@ def by_layer(curves: Mapping[str, Band | None], ids: Sequence[int], ylabel: str,
   return figure
 
 
-@_styled()
+@styled()
 def layers_over_steps(steps: Sequence[float], values, ids: Sequence[int], ylabel: str, *, title: str = '',
                       shown: tuple[float, float] | None = None) -> Figure:
   """One line a layer against optimizer updates, coloured by depth (the form of the paper's figure 4).
@@ -233,7 +233,7 @@ def layers_over_steps(steps: Sequence[float], values, ids: Sequence[int], ylabel
   return figure
 
 
-@_styled()
+@styled()
 def heat_map(angular, ids: Sequence[int], *, title: str = '', top: float | None = None) -> Figure:
   """Angular distances, raw; cells where l + n > L + 1 are blank.
 
@@ -258,7 +258,7 @@ def heat_map(angular, ids: Sequence[int], *, title: str = '', top: float | None 
   return figure
 
 
-@_styled()
+@styled()
 def removal_bars(percent: Band, ids: Sequence[int], *, index: int = 0, title: str = '',
                  shown: tuple[float, float] | None = None) -> Figure:
   """Rise of the loss without each layer, in percent of the whole model's loss, intervals as whiskers.

@@ -187,7 +187,7 @@ class Factors:
 
 
 FACTORS = tuple(f.name for f in dataclasses.fields(Factors))
-GATE = 'gate'
+GATE = 'stream_gate'
 # Names of learned factors among a block's parameters, by which the optimizer knows them.
 LEARNED = {GATE, *(f'{sub}_{f}' for sub in SUBLAYERS for f in FACTORS)}
 

@@ -34,7 +34,7 @@ HAND = {
     'rezero': ('in', lambda l, L, p: {'b': p['b']}),
     'admin': ('out', lambda l, L, p: {'a': p['a']}),
     'group_ln': ('in', lambda l, L, p: {}),
-    'gpas': ('in', lambda l, L, p: {'post': 1 - silu(p['gate'])}),
+    'gpas': ('in', lambda l, L, p: {'post': 1 - silu(p['stream_gate'])}),
     'keel': (lambda l, L: 'in out' if l > 1 else 'in', lambda l, L, p: {'a': L if l > 1 else 1}),
     'prores': ('in', lambda l, L, p: {'b': min(STEP / (1000 * l), 1)}),
     'completep': ('in', lambda l, L, p: {'b': 2 / L}),
@@ -55,7 +55,7 @@ def rms(x, gain, groups=1):
 def learned(p, sub):
   """The learned factors of a sub-layer, and the layer's gate."""
   return {name.removeprefix(f'{sub}_'): np.asarray(v, np.float64) for name, v in p.items()
-          if name in schemes.LEARNED and name.startswith((sub, 'gate'))}
+          if name in schemes.LEARNED and name.startswith((sub, schemes.GATE))}
 
 
 @pytest.mark.parametrize('scheme', schemes.SCHEMES)

@@ -57,7 +57,7 @@ def test_a_block_with_zero_branches_is_the_identity_where_the_equation_says_so(s
   if scheme == 'lns_after_sum':  # both sums of layer l are multiplied by l^-1/2
     np.testing.assert_allclose(states[3], states[2] / 3, rtol=1e-6)
   if scheme == 'gpas':
-    gate = float(p['layers']['2']['gate'])
+    gate = float(p['layers']['2']['stream_gate'])
     np.testing.assert_allclose(states[2], states[1] * (1 - gate / (1 + np.exp(-gate))) ** 2, rtol=1e-5, atol=1e-7)
 
 

@@ -330,12 +330,6 @@ def test_evaluations_of_different_size_are_not_compared(text, tmp_path):
     runs.compare([tmp_path / 'a', tmp_path / 'b'])
 
 
-def test_an_interval_needs_pairs():
-  # Differences -1, -2, -3: mean -2, sd 1, t(2) = 4.3027, half = 4.3027 / sqrt(3).
-  found = runs._interval([-1.0, -2.0, -3.0])
-  assert found['mean_difference'] == -2 and found['interval'] == pytest.approx([-4.48414, 0.48414], abs=1e-4)
-
-
 def test_settings_survive_the_checkpoint(finished, text):
   from lns_jax.interop.load import load_run_config
   assert to_dict(load_run_config(finished[0])[1]) == to_dict(loop.resolved(settings(text)))

@@ -124,7 +124,7 @@ def test_alpha_may_be_clipped_where_nothing_else_is():
   config = model(scheme='gpas')
   u = first_update(plain(alpha_clip='apart', alpha_clip_norm=0.01), config)
   each = 0.01 / np.sqrt(2)
-  assert float(u['layers']['1']['gate']) == pytest.approx(-each / (1 + each), rel=1e-5)
+  assert float(u['layers']['1']['stream_gate']) == pytest.approx(-each / (1 + each), rel=1e-5)
   np.testing.assert_allclose(u['head']['table'], -0.5, rtol=1e-6)
 
 

@@ -1,0 +1,209 @@
+"""The table of schemes: all of them trained alike, each at its own best rate, and compared with pre in pairs.
+
+  workdir/runs/ARM_lrRATE_seedN/   ordinary run folders, each with record.json and log.txt
+  workdir/speed/ARM/               timing of the train step against pre's
+  workdir/schemes.json, .md, .png  the table as far as it is known, written anew after every run
+"""
+
+import dataclasses
+import math
+import os
+import pathlib
+import sys
+
+import tqdm
+
+from lns_jax import config as config_lib
+from lns_jax import files, presets
+from lns_jax.config import RunConfig
+from lns_jax.errors import UserError, nearest
+from lns_jax.reproduce import crew, plan, records, schemes_page, schemes_plot, schemes_summary
+from lns_jax.train import resume
+
+PHASES = ('all', 'train', 'speed')
+# By scale: a shipped config, and what the table changes in it. 100,000 tokens of validation are the same rows for all.
+_LEAN = {'keep': 1, 'keep_every': 0}
+SCALES = {
+    'cpu': ('quickstart', {'eval': {'every': 0, 'max_tokens': 100_000}, 'checkpoint': {'every': 0, **_LEAN}}),
+    'tiny': ('quickstart:tiny', {'eval': {'every': 0}, 'checkpoint': {'every': 0, **_LEAN}}),
+    'tpu': ('llama_130m', {'checkpoint': _LEAN}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """What is to be run, and where.
+
+  Attributes:
+    base: settings of every run but for the arm's own, the rate and the seeds. arms: settings by arm, all that exist.
+    chosen: names of the arms to run; what is known of others is shown all the same.
+  """
+
+  scale: str
+  base: RunConfig
+  arms: dict[str, dict]
+  chosen: list[str]
+  workdir: pathlib.Path
+  places: list[list[int]]
+
+  @property
+  def common(self) -> float:
+    """The rate that all arms share."""
+    return self.base.optimizer.lr
+
+  @property
+  def cores(self) -> int:
+    """Processors of one run."""
+    return len(self.places[0]) or (len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count())
+
+  def config(self, spec: plan.Spec) -> RunConfig:
+    """Settings of one run."""
+    return changed(changed(self.base, self.arms[spec.arm]), {
+        'optimizer': {'lr': spec.rate}, 'train': {'seed': spec.seed}, 'data': {'seed': spec.seed}})
+
+  def folder(self, spec: plan.Spec) -> pathlib.Path:
+    """Run folder."""
+    return self.workdir / 'runs' / spec.name
+
+
+def changed(config: RunConfig, settings: dict) -> RunConfig:
+  """The config with {group: {setting: value}} put in."""
+  return dataclasses.replace(
+      config, **{group: dataclasses.replace(getattr(config, group), **values) for group, values in settings.items()})
+
+
+def base(scale: str, data: dict) -> RunConfig:
+  """What all runs of a scale share. `data`: settings that say where the text lies."""
+  name, changes = SCALES[scale]
+  config = presets.load_config(name)
+  # Statistics of the first and the last step alone: the last variance is all that the table wants.
+  train = {'tensorboard': False, 'layer_stats_every': config_lib.num_steps(config, 0)}
+  return changed(config, {'model': {'loop': 'scan'}, 'train': train, 'data': data, **changes})
+
+
+def choose(names: list[str] | None) -> list[str]:
+  """The arms to run: all, or pre and those named, in the table's order. Raises UserError for unknown ones."""
+  known = plan.arms()
+  for name in names or ():
+    if name not in known:
+      raise UserError(f'--schemes names {name!r}, which is no row of this table.{nearest(name, known)}')
+  return [a for a in known if not names or a in names or a == plan.BASELINE]
+
+
+def reproduce(scale: str, workdir, *, names: list[str] | None = None, jobs: int = 1, only: str = 'all',
+              data: dict | None = None) -> dict:
+  """Trains what is missing, times what is missing, and writes the table; goes on where an earlier call stopped.
+
+  Args:
+    scale: a key of SCALES. names: arms to run besides pre; all by default.
+    jobs: runs at a time, each on its own share of the processors.
+    only: 'train', 'speed' (which wants the machine for itself) or 'all': one after the other.
+
+  Returns the last line of the command: where the table is, and which arms came out better or worse than pre.
+  """
+  if scale == 'tpu' and jobs != 1:
+    raise UserError(f'--scale=tpu runs one job at a time, which has all chips, got --jobs={jobs}.')
+  settings, places = base(scale, data or {}), crew.processors(jobs)
+  table = Table(scale, settings, plan.arms(), choose(names), resume.open_workdir(workdir), places)
+  for arm in table.chosen:
+    table.config(plan.Spec(arm, table.common, 0))  # what the settings refuse, they refuse now
+  with resume.alone(table.workdir):
+    found = load(table)
+    if only != 'speed':
+      _train(table, found)
+    if only != 'train':
+      _time(table, found)
+    summary = write(table, found)
+  return brief(table, summary)
+
+
+def load(table: Table) -> dict[plan.Spec, dict]:
+  """Records of all runs that the folder holds, checked against the table."""
+  found = {}
+  for folder in sorted((table.workdir / 'runs').glob('*/')):
+    record = records.read(folder)
+    if record is None or record['arm'] not in table.arms:
+      continue
+    spec = plan.Spec(record['arm'], record['rate'], record['seed'])
+    records.check(folder, record, config_lib.to_dict(table.config(spec)), table.cores)
+    found[spec] = record
+  records.check_corpus(found.values())
+  return found
+
+
+def losses(found: dict[plan.Spec, dict]) -> dict[plan.Spec, float]:
+  """What the plan goes by: infinite where a run diverged."""
+  return {s: math.inf if r['diverged'] else r['loss'] for s, r in found.items()}
+
+
+def _train(table: Table, found: dict):
+  """All wanted runs that are not found, the table written anew after each."""
+  def todo():
+    missing = [s for s in plan.wanted(table.chosen, table.common, losses(found)) if s not in found]
+    return [crew.Job(s.name, table.folder(s), {
+        'kind': 'train', 'config': config_lib.to_dict(table.config(s)), 'folder': str(table.folder(s)),
+        'said': dataclasses.asdict(s) | {'cores': table.cores}}) for s in missing]
+  def done(job):
+    record = records.read(job.folder)
+    found[plan.Spec(record['arm'], record['rate'], record['seed'])] = record
+    records.check_corpus(found.values())
+    write(table, found)
+    bar.update()
+    end = 'diverged' if record['diverged'] else f"{record['loss']:.4f}"
+    tqdm.tqdm.write(f'{job.name}: {end}', file=sys.stderr)
+  def tick(names):
+    bar.total = max(plan.expected(table.chosen, table.common, losses(found)), bar.n)
+    _show(bar, names)
+  wanted = plan.wanted(table.chosen, table.common, losses(found))
+  with _bar('runs', sum(s in found for s in wanted), len(wanted)) as bar:
+    crew.work(todo, done, table.places, cache=table.workdir / 'programs', tick=tick)
+
+
+def _time(table: Table, found: dict):
+  """The step of every chosen arm against pre's, one after the other on all processors; pre's own shows the noise."""
+  folder = lambda arm: table.workdir / 'speed' / arm
+  config = lambda arm: config_lib.to_dict(table.config(plan.Spec(arm, table.common, 0)))
+  def todo():
+    return [crew.Job(f'speed of {a}', folder(a), {
+        'kind': 'speed', 'configs': [config(plan.BASELINE), config(a)], 'folder': str(folder(a)), 'said': {'arm': a}})
+            for a in table.chosen if records.read(folder(a)) is None]
+  def done(job):
+    write(table, found)
+    bar.update()
+  with _bar('timing', len(table.chosen) - len(todo()), len(table.chosen)) as bar:
+    crew.work(todo, done, [[]], cache=table.workdir / 'programs',
+              tick=lambda names: _show(bar, names))
+
+
+def _bar(what: str, initial: int, total: int) -> tqdm.tqdm:
+  return tqdm.tqdm(desc=what, initial=initial, total=total, unit='run', dynamic_ncols=True, smoothing=0.1, miniters=0,
+                   mininterval=10)
+
+
+def _show(bar: tqdm.tqdm, names: list[str]):
+  """Names what runs: at once when it changes, and the time that is left every ten seconds."""
+  text = ', '.join(names)
+  if text == bar.postfix:
+    bar.update(0)
+  else:
+    bar.set_postfix_str(text)
+
+
+def write(table: Table, found: dict) -> dict:
+  """Writes schemes.json, schemes.md and schemes.png of what is known, and returns the first."""
+  speeds = {a: records.read(table.workdir / 'speed' / a) for a in table.arms}
+  summary = files.finite(schemes_summary.summary(
+      table.scale, table.base, table.arms, found, losses(found), {a: s for a, s in speeds.items() if s}))
+  files.write_json(table.workdir / 'schemes.json', summary)
+  files.write_text(table.workdir / 'schemes.md', schemes_page.page(summary))
+  schemes_plot.save(table.workdir / 'schemes.png', summary)
+  return summary
+
+
+def brief(table: Table, summary: dict) -> dict:
+  """The JSON line of the command."""
+  verdicts = {row['arm']: row['tuned'].get('verdict') for row in summary['rows']}
+  by = lambda verdict: [a for a, v in verdicts.items() if v == verdict]
+  return {'item': 'schemes', 'scale': table.scale, 'table': str(table.workdir / 'schemes.md'),
+          'runs': len(summary['runs']), 'diverged_runs': sum(r['diverged'] for r in summary['runs']),
+          **{word.replace(' ', '_'): by(word) for word in ('better', 'worse', 'no difference shown', 'diverged')}}

@@ -1,0 +1,216 @@
+"""Making the table of schemes: real processes, resumed, refused, preempted, killed."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lns_jax import config as config_lib
+from lns_jax.errors import UserError
+from lns_jax.reproduce import crew, items, job, plan, records, schemes
+from lns_jax.reproduce.plan import Spec
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def short(monkeypatch):
+  """A table of three runs, each of two updates."""
+  name, changes = schemes.SCALES['tiny']
+  short = changes | {'train': {'steps': 2, 'batch_size': 8}, 'optimizer': {'warmup_steps': 1}}
+  short['eval'] = {'every': 0, 'max_tokens': 1024}
+  monkeypatch.setitem(schemes.SCALES, 'tiny', (name, short))
+  for constant, value in (('SEEDS', 1), ('MORE_SEEDS', 1), ('BEYOND', 0)):
+    monkeypatch.setattr(plan, constant, value)
+
+
+def run_folders(workdir) -> list[pathlib.Path]:
+  return sorted((workdir / 'runs').iterdir())
+
+
+def table(workdir, **changes) -> schemes.Table:
+  values = {'scale': 'tiny', 'base': schemes.base('tiny', {}), 'arms': plan.arms(), 'chosen': ['pre'],
+            'workdir': workdir, 'places': [[]]}
+  return schemes.Table(**values | changes)
+
+
+@pytest.mark.parametrize('item, scale, words', [
+    ('table99', 'cpu', ['table99', 'schemes']), ('schemes', 'gpu', ["'gpu'", 'cpu, tiny, tpu'])])
+def test_an_unknown_item_or_scale_is_refused(item, scale, words):
+  with pytest.raises(UserError) as e:
+    items.check(item, scale)
+  assert all(w in str(e.value) for w in words)
+
+
+def test_an_unknown_scheme_is_refused_before_anything_is_made(tmp_path):
+  with pytest.raises(UserError, match="'lnss'.*Did you mean 'lns'.*post"):
+    items.reproduce('schemes', 'cpu', tmp_path / 'table', names=['lnss'])
+  assert not (tmp_path / 'table').exists()
+
+
+def test_pre_is_always_run_and_the_order_is_the_tables():
+  assert schemes.choose(['post', 'lns']) == ['pre', 'lns', 'post'] and schemes.choose(None) == list(plan.arms())
+
+
+def test_more_jobs_than_processors_are_refused(tmp_path):
+  with pytest.raises(UserError, match='--jobs=4096 is more than the'):
+    schemes.reproduce('tiny', tmp_path / 'table', jobs=4096)
+  with pytest.raises(UserError, match='one job at a time'):
+    schemes.reproduce('tpu', tmp_path / 'table', jobs=2)
+
+
+@pytest.mark.parametrize('scale', schemes.SCALES)
+def test_runs_differ_in_arm_rate_and_seeds_alone(scale, tmp_path):
+  of = table(tmp_path, base=schemes.base(scale, {'data_dir': 'c4'}))
+  a, b = (config_lib.to_dict(of.config(s)) for s in (Spec('pre', 8e-3, 0), Spec('lns_attn_only', 4e-3, 3)))
+  from lns_jax.train import resume
+  assert resume.differences(a, b) == {
+      'model.scheme': ('pre', 'lns'), 'model.p_mlp': (0.5, 0.0), 'optimizer.lr': (8e-3, 4e-3),
+      'train.seed': (0, 3), 'data.seed': (0, 3)}
+  assert a['train']['layer_stats_every'] == of.base.train.steps and a['data']['data_dir'] == 'c4'
+
+
+def test_a_small_table_is_made_and_a_second_call_runs_nothing(short, tmp_path, monkeypatch):
+  line = schemes.reproduce('tiny', tmp_path, names=['pre'], only='train')
+  assert line['runs'] == 3 and line['diverged_runs'] == 0
+  assert [f.name for f in run_folders(tmp_path)] == [f'pre_lr{r}_seed0' for r in ('0.004', '0.008', '0.016')]
+  assert {p.name for p in tmp_path.glob('schemes.*')} == {'schemes.json', 'schemes.md', 'schemes.png'}
+  written = json.loads((tmp_path / 'schemes.json').read_text())
+  (row,) = written['rows']
+  assert row['common']['mean'] == json.loads((tmp_path / 'runs/pre_lr0.008_seed0/result.json').read_text())['loss']
+  assert row['last_variance'] > 0 and written['missing_runs'] == 0
+  assert [f.name for f in run_folders(tmp_path)[0].glob('checkpoints/[0-9]*')] == ['2']  # a run keeps its last alone
+
+  start, started = crew._start, []
+  monkeypatch.setattr(crew, '_start', lambda job, *args: started.append(job.name) or start(job, *args))
+  assert schemes.reproduce('tiny', tmp_path, names=['pre'], only='train') == line and not started
+  # A damaged record is asked for again, and the finished run answers at once with the same numbers.
+  record = tmp_path / 'runs/pre_lr0.004_seed0/record.json'
+  before = json.loads(record.read_text())
+  record.write_text('{"arm": "pre"')
+  assert schemes.reproduce('tiny', tmp_path, names=['pre'], only='train') == line
+  assert started == ['pre_lr0.004_seed0']
+  after = json.loads(record.read_text())
+  assert {k: after[k] for k in ('loss', 'variance', 'config')} == {k: before[k] for k in ('loss', 'variance', 'config')}
+
+
+def test_a_diverged_run_is_a_record_without_a_loss(short, tmp_path, cache):
+  config = config_lib.to_dict(table(tmp_path).config(Spec('post', 1e38, 0)))
+  said = {'arm': 'post', 'rate': 1e38, 'seed': 0, 'cores': 1}
+  found = job.train(config, str(tmp_path / 'runs/post_lr1e+38_seed0'), said)
+  assert found['diverged'] and found['loss'] is None and 'not both finite' in found['reason']
+  spec = Spec('post', 1e38, 0)
+  record = records.read(tmp_path / 'runs' / spec.name)
+  assert schemes.losses({spec: record}) == {spec: math.inf}
+
+
+def test_a_job_that_fails_is_named_with_its_last_line(tmp_path):
+  with pytest.raises(UserError, match="bad ended with code 1: KeyError: 'dance'; its log is .*log.txt"):
+    done = []
+    crew.work(lambda: [crew.Job('bad', tmp_path, {'kind': 'dance'})], done.append, [[]], cache=tmp_path)
+  assert not done
+
+
+def test_processors_are_shared_out_evenly():
+  usable = sorted(os.sched_getaffinity(0))
+  assert crew.processors(1) == [[]]
+  places = crew.processors(len(usable))
+  assert places == [[c] for c in usable] or len(usable) == 1
+
+
+def record_of(of: schemes.Table, spec: Spec, **changes) -> dict:
+  return dataclasses.asdict(spec) | {'config': config_lib.to_dict(of.config(spec)), 'cores': of.cores, 'loss': 4.0,
+                                     'diverged': False, 'corpus_hash': 'a' * 64} | changes
+
+
+def write(of: schemes.Table, record: dict):
+  folder = of.workdir / 'runs' / Spec(record['arm'], record['rate'], record['seed']).name
+  folder.mkdir(parents=True)
+  (folder / job.RECORD).write_text(json.dumps(record))
+
+
+def test_records_of_other_settings_processors_or_text_are_refused(tmp_path):
+  spec = Spec('pre', 8e-3, 0)
+  for i, (changes, match) in enumerate([
+      ({'config': config_lib.to_dict(schemes.changed(table(tmp_path).config(spec), {'train': {'steps': 99}}))},
+       'train.steps = 99, but this table has 12'),
+      ({'cores': 77}, 'ran on 77 processors')]):
+    of = table(tmp_path / str(i))
+    write(of, record_of(of, spec, **changes))
+    with pytest.raises(UserError, match=match):
+      schemes.load(of)
+  of = table(tmp_path / 'text')
+  write(of, record_of(of, spec))
+  write(of, record_of(of, Spec('lns', 8e-3, 0), corpus_hash='b' * 64))
+  with pytest.raises(UserError, match='different hashes'):
+    schemes.load(of)
+
+
+def test_a_setting_that_is_newer_than_a_record_was_at_its_default(tmp_path):
+  of, spec = table(tmp_path), Spec('pre', 8e-3, 0)
+  record = record_of(of, spec)
+  del record['config']['model']['mix_fraction'], record['config']['data']['cache_dir']
+  write(of, record)
+  assert list(schemes.load(of)) == [spec]
+  del record['config']['optimizer']['warmup_steps']  # 2 here, 0 by default
+  with pytest.raises(UserError, match='warmup_steps = 0, but this table has 2'):
+    records.check(tmp_path, record, config_lib.to_dict(of.config(spec)), of.cores)
+
+
+def test_what_is_known_of_other_schemes_stays_in_the_table(tmp_path):
+  of = table(tmp_path)
+  for arm in ('pre', 'peri'):
+    write(of, record_of(of, Spec(arm, 8e-3, 0), tokens=9, commit='c', hardware={}, versions={}, params=1,
+                        variance=[1.0, 2.0]))
+  summary = schemes.write(of, schemes.load(of))
+  assert [r['arm'] for r in summary['rows']] == ['pre', 'peri']
+
+
+def command(workdir, *arguments, **kwargs) -> subprocess.Popen:
+  env = os.environ | {'XLA_FLAGS': ''}
+  return subprocess.Popen(
+      [sys.executable, str(ROOT / 'experiments/reproduce.py'), '--item=schemes', '--scale=tiny', '--schemes=pre',
+       f'--workdir={workdir}', *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def wait_for(condition, process, timeout=300):
+  deadline = time.monotonic() + timeout
+  while not condition():
+    assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1][-2000:]
+    time.sleep(0.02)
+
+
+def numbers(workdir) -> dict:
+  return {r.parent.name: (json.loads(r.read_text())['loss'], json.loads(r.read_text())['variance'])
+          for r in workdir.glob('runs/*/record.json')}
+
+
+@pytest.mark.slow
+def test_killed_preempted_and_resumed_tables_are_as_one_that_never_stopped(cache, tmp_path):
+  whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+  out, err = command(whole).communicate(timeout=1200)
+  assert json.loads(out.splitlines()[-1])['runs'] == len(numbers(whole)), err[-2000:]
+  speed = json.loads((whole / 'schemes.json').read_text())['rows'][0]['speed']
+  assert speed['low'] <= speed['ratio'] <= speed['high'] and min(speed['tokens_per_second']) > 0
+
+  process = command(broken, '--only=train')
+  wait_for(lambda: (broken / 'runs/pre_lr0.008_seed0/run_info.json').exists(), process)
+  process.send_signal(signal.SIGKILL)
+  process.communicate()
+  process = command(broken, '--only=train')  # at once: the orphan has gone with its parent
+  wait_for(lambda: len(list(broken.glob('runs/*/record.json'))) >= 3
+           and any(not (f / 'record.json').exists() and (f / 'metrics.jsonl').exists() for f in run_folders(broken)),
+           process)
+  process.send_signal(signal.SIGTERM)
+  out, err = process.communicate(timeout=120)
+  assert process.returncode == 75 and err.strip().splitlines()[-1].startswith('preempted: finished runs are recorded')
+  out, err = command(broken, '--only=train').communicate(timeout=1200)
+  assert json.loads(out.splitlines()[-1])['runs'] == len(numbers(whole)), err[-2000:]
+  assert numbers(broken) == numbers(whole)

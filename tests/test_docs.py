@@ -1,0 +1,27 @@
+"""The example of docs/add_a_scheme.md works as it is printed, and docs/schemes.md knows every row."""
+
+import pathlib
+import re
+
+import pytest
+
+from layers import test_block
+from lns_jax.layers import init, schemes
+
+DOCS = pathlib.Path(__file__).parent.parent / 'docs'
+
+
+def test_the_example_is_a_scheme_that_obeys_its_equation(monkeypatch):
+  row, mine, by_hand = re.findall(r"```python\n( +'.*?)```", (DOCS / 'add_a_scheme.md').read_text(), re.S)
+  monkeypatch.setitem(schemes.SCHEMES, 'lns_gpas', eval('{' + row + '}', vars(schemes))['lns_gpas'])
+  monkeypatch.setitem(schemes.SCHEMES, 'mine', eval('{' + mine + '}', vars(schemes))['mine'])
+  monkeypatch.setitem(test_block.HAND, 'lns_gpas', eval('{' + by_hand + '}', vars(test_block))['lns_gpas'])
+  monkeypatch.setitem(test_block.HAND, 'mine', ('in', lambda l, L, p: {'b': L ** -0.5}))
+  for scheme in ('lns_gpas', 'mine'):
+    test_block.test_every_scheme_obeys_the_equation(scheme, 3)
+
+
+@pytest.mark.parametrize('table', [schemes.SCHEMES, init.INITS])
+def test_the_page_of_schemes_has_every_row(table):
+  named = set(re.findall(r'`(\w+)`', ' '.join(re.findall(r'^\|([^|]*)\|', (DOCS / 'schemes.md').read_text(), re.M))))
+  assert set(table) <= named
