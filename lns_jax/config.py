@@ -117,7 +117,7 @@ class ModelConfig(Section):
   channels: int = setting(3, 'C: numbers of a pixel.', low=1, family='vit')
   num_classes: int = setting(1000, 'Classes that the head tells apart.', low=2, family='vit')
   pooling: str = setting(
-      'cls', 'What the head reads: cls, a learned token before the patches; mean, the mean of the patches, no CLS token.',
+      'cls', 'What the head reads: cls, a learned token before the patches; mean, the mean of the patches, no such one.',
       choices=('cls', 'mean'), family='vit')
   d_model: int = setting(768, 'D: width of the residual stream.', low=1)
   d_ff: int = setting(2048, 'F: hidden width of the MLP.', low=1)
@@ -126,11 +126,12 @@ class ModelConfig(Section):
   num_kv_heads: int = setting(0, 'K: key and value heads; 0: as many as query heads.', low=0)
   head_dim: int = setting(0, 'Width of one head; 0: d_model / num_heads.', low=0)
   mlp: str = setting(
-      'swiglu', 'swiglu: down (silu(gate x) * up x); gelu: down gelu(up x), the exact GELU.', choices=('swiglu', 'gelu'))
+      'swiglu', 'swiglu: down (silu(gate x) * up x); gelu: down gelu(up x), the exact GELU.',
+      choices=('swiglu', 'gelu'))
   bias: str = setting('none', 'Projections with a bias: none, q k v (Qwen2), or all, the MLP included.', choices=BIASES)
   qk_norm: str = setting(
-      'none', 'RMSNorm of queries and keys before rotary positions: of each head (Qwen3), of all together (OLMo 2).',
-      choices=('none', 'head', 'full'))
+      'none', 'Norm, as `norm` says, of queries and keys before rotary positions: head: of each head (Qwen3); full: of '
+      'all heads together (OLMo 2).', choices=('none', 'head', 'full'))
   clip_qkv: float = setting(0.0, 'Queries, keys and values are cut to -clip_qkv..clip_qkv (OLMo 1); 0: off.', low=0.0)
   sliding_window: int = setting(
       0, 'Keys that a query sees at most, the last ones, its own included (Mistral); 0: all of its past.', low=0,
@@ -382,7 +383,8 @@ def warnings(config: RunConfig) -> list[str]:
   if row.init and m.init not in ('normal', row.init):
     found.append(f'model.scheme = {m.scheme} starts the matrices of blocks by its own init {row.init}; model.init = '
                  f'{m.init} reaches the embedding and the head only.')
-  if m.qk_norm != 'none' and (row.s is not schemes.one or row.in_gain is not schemes.one):
+  at = schemes.site(m, m.depth, 'attn')
+  if m.qk_norm != 'none' and m.norm != 'dyt' and schemes.constant(row.s, at) * row.in_gain(at) != 1.0:
     found.append(f'model.scheme = {m.scheme} with model.qk_norm = {m.qk_norm}: the norm of queries and keys undoes '
                  "the scheme's factor there, so that it acts on the values and the MLP only.")
   return found

@@ -1,4 +1,4 @@
-"""Makes tests/fixtures/llama_*.npz: what transformers computes for tiny Llama models.
+"""Makes tests/fixtures/*.npz: what transformers computes for tiny models of several architectures.
 
   python tests/make_fixtures.py
 
@@ -18,7 +18,7 @@ FOLDER = pathlib.Path(__file__).parent / 'fixtures'
 B, T, PROMPT, NEW, CUT = 2, 32, 5, 16, 19  # CUT: where a row of two packed documents is divided
 
 # Each differs from the others in several settings, so that no wrong reading of one of them fits all.
-MODELS = {
+LLAMAS = {
     'gqa': dict(num_attention_heads=4, num_key_value_heads=2, head_dim=12, tie_word_embeddings=False,
                 rope_theta=5e5, rms_norm_eps=1e-5, num_hidden_layers=3),
     'mha_tied': dict(num_attention_heads=4, num_key_value_heads=4, head_dim=8, tie_word_embeddings=True,
@@ -28,19 +28,38 @@ MODELS = {
 }
 SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=40, max_position_embeddings=64)
 
+# What sets each apart is small enough to matter within 16 tokens; these fixtures hold no gradients and no greedy text.
+OTHERS = {
+    'Qwen2': dict(num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, rope_theta=1e6,
+                  rms_norm_eps=1e-6, num_hidden_layers=2),
+    'Qwen3': dict(num_attention_heads=4, num_key_value_heads=2, head_dim=10, tie_word_embeddings=True, rope_theta=1e6,
+                  rms_norm_eps=1e-6, num_hidden_layers=2),
+    'Mistral': dict(num_attention_heads=4, num_key_value_heads=2, head_dim=6, tie_word_embeddings=False,
+                    rope_theta=1e4, rms_norm_eps=1e-5, sliding_window=4, num_hidden_layers=3),
+    'Olmo': dict(num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False, rope_theta=1e4,
+                 clip_qkv=0.8, num_hidden_layers=2),
+    'Olmo2': dict(num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False, rope_theta=5e5,
+                  rms_norm_eps=1e-6, num_hidden_layers=2),
+}
+SMALL = dict(vocab_size=61, hidden_size=24, intermediate_size=32, max_position_embeddings=64)
+SHORT_T, SHORT_CUT = 16, 9
 
-def build(seed: int, settings: dict) -> transformers.LlamaForCausalLM:
-  """A float32 model whose every weight, the norms' included, is random."""
+
+def build(seed: int, family: str, settings: dict) -> transformers.PreTrainedModel:
+  """A float32 model whose every weight, norms and biases included, is random."""
   settings = dict(settings)
   rope = {'rope_type': 'default', 'rope_theta': settings.pop('rope_theta')}
-  config = transformers.LlamaConfig(**SIZES, **settings, rope_parameters=rope, attn_implementation='eager',
-                                    bos_token_id=None, eos_token_id=None, pad_token_id=None)
-  model = transformers.LlamaForCausalLM(config).float().eval()
+  config = getattr(transformers, f'{family}Config')(
+      **settings, rope_parameters=rope, attn_implementation='eager', bos_token_id=None, eos_token_id=None,
+      pad_token_id=None)
+  model = getattr(transformers, f'{family}ForCausalLM')(config).float().eval()
   rng = np.random.default_rng(seed)
   with torch.no_grad():
     for name, p in model.named_parameters():
       if 'norm' in name:
         value = rng.uniform(0.5, 1.5, p.shape)
+      elif 'bias' in name:
+        value = 0.5 * rng.standard_normal(p.shape)
       elif 'embed' in name:
         value = 0.1 * rng.standard_normal(p.shape)  # small, so that the norm's eps can be seen
       else:  # sharp attention, so that rotary positions can be seen
@@ -90,29 +109,45 @@ def greedy(model, tokens) -> torch.Tensor:
   return tokens
 
 
-def reference(seed: int, settings: dict) -> dict[str, np.ndarray]:
-  """Everything that one fixture holds."""
-  model = build(seed, settings)
-  tokens = torch.from_numpy(np.random.default_rng([seed, 1]).integers(0, SIZES['vocab_size'], (B, T)))
-  found = {f'weight/{n}': p for n, p in model.named_parameters()} | gradients(model, tokens)
+def draw_tokens(seed: int, length: int) -> torch.Tensor:
+  return torch.from_numpy(np.random.default_rng([seed, 1]).integers(0, SIZES['vocab_size'], (B, length)))
+
+
+def forward_reference(model, tokens, cut: int) -> dict[str, torch.Tensor]:
+  """Weights, logits and states, the logits of two packed documents, and those under LayerNorm Scaling."""
+  found = {f'weight/{n}': p for n, p in model.named_parameters()} | {'tokens': tokens}
   with torch.no_grad():
-    found |= run(model, tokens) | {'greedy': greedy(model, tokens[:, :PROMPT])}
-    parts = [run(model, part)['logits'] for part in (tokens[:, :CUT], tokens[:, CUT:])]
+    found |= run(model, tokens)
+    parts = [run(model, part)['logits'] for part in (tokens[:, :cut], tokens[:, cut:])]
     found['packed_logits'] = torch.cat(parts, dim=1)
-    with layer_norm_scaling(model):
-      lns = run(model, tokens)
-      found |= {'lns_logits': lns['logits'], 'lns_states': lns['states']}
-  arrays = {k: v.detach().numpy() for k, v in (found | {'tokens': tokens}).items()}
-  meta = {'config': {**SIZES, **settings}, 'cut': CUT, 'prompt': PROMPT,
-          'versions': {m.__name__: m.__version__ for m in (torch, transformers, np)}}
-  return arrays | {'meta': np.array(json.dumps(meta))}
+    if hasattr(model.model.layers[0], 'input_layernorm'):
+      with layer_norm_scaling(model):
+        lns = run(model, tokens)
+        found |= {'lns_logits': lns['logits'], 'lns_states': lns['states']}
+  return found
+
+
+def save(name: str, found: dict[str, torch.Tensor], **meta):
+  """Writes one fixture; `meta` says how to read it."""
+  versions = {m.__name__: m.__version__ for m in (torch, transformers, np)}
+  arrays = {k: v.detach().numpy() for k, v in found.items()}
+  path = FOLDER / f'{name}.npz'
+  np.savez_compressed(path, **arrays, meta=np.array(json.dumps({**meta, 'versions': versions})))
+  print(path.name, path.stat().st_size)
 
 
 def main():
-  for seed, (name, settings) in enumerate(MODELS.items(), 1):
-    path = FOLDER / f'llama_{name}.npz'
-    np.savez_compressed(path, **reference(seed, settings))
-    print(path.name, path.stat().st_size)
+  for seed, (name, settings) in enumerate(LLAMAS.items(), 1):
+    settings = {**SIZES, **settings}
+    model, tokens = build(seed, 'Llama', settings), draw_tokens(seed, T)
+    found = gradients(model, tokens) | forward_reference(model, tokens, CUT)
+    with torch.no_grad():
+      found['greedy'] = greedy(model, tokens[:, :PROMPT])
+    save(f'llama_{name}', found, config=settings, cut=CUT, prompt=PROMPT)
+  for seed, (family, settings) in enumerate(OTHERS.items(), len(LLAMAS) + 1):
+    settings = {**SMALL, **settings}
+    model, tokens = build(seed, family, settings), draw_tokens(seed, SHORT_T)
+    save(family.lower(), forward_reference(model, tokens, SHORT_CUT), config=settings, cut=SHORT_CUT)
 
 
 if __name__ == '__main__':

@@ -36,6 +36,11 @@ def test_defaults_survive_the_round_trip():
     ({'model': {'num_heads': 7}}, ['num_heads', '7', '768', '6 heads']),
     ({'model': {'num_kv_heads': 5}}, ['num_kv_heads', '5', '12']),
     ({'model': {'head_dim': 7}}, ['head_dim', 'even']),
+    ({'model': {'mlp': 'relu'}}, ['model.mlp', "'relu'", 'swiglu', 'gelu']),
+    ({'model': {'bias': 'qk'}}, ['model.bias', "'qk'", 'none', 'qkv', 'all']),
+    ({'model': {'qk_norm': 'heads'}}, ['model.qk_norm', "'heads'", "'head'", 'full']),
+    ({'model': {'clip_qkv': -1.0}}, ['model.clip_qkv', 'at least 0']),
+    ({'model': {'sliding_window': 4, 'causal': False}}, ['sliding_window = 4', 'causal = True', 'only 0']),
     ({'model': {'mix_fraction': 1.5}}, ['mix_fraction', 'at most 1']),
     ({'model': {'mix_fraction': -0.1}}, ['mix_fraction', 'at least 0']),
     ({'model': {'scheme': 'mix', 'mix_count': 13}}, ['mix_count = 13', '12 layers']),
@@ -157,6 +162,19 @@ def test_lns_with_a_depth_scaled_start_is_one_warning_that_names_both():
     assert 'lns' in warning and init in warning and '25.80' in warning
   assert not c.warnings(build(model={'scheme': 'lns'}, train={'steps': 1}))
   assert not c.warnings(build(model={'scheme': 'pre', 'init': 'scaled'}, train={'steps': 1}))
+
+
+@pytest.mark.parametrize('settings, said', [
+    ({'scheme': 'lns', 'qk_norm': 'head'}, True), ({'scheme': 'lns', 'qk_norm': 'full'}, True),
+    ({'scheme': 'lns'}, False), ({'scheme': 'pre', 'qk_norm': 'head'}, False),
+    ({'scheme': 'lns_init', 'qk_norm': 'head'}, True), ({'scheme': 'lns_learned', 'qk_norm': 'head'}, True),
+    ({'scheme': 'res_norm', 'qk_norm': 'full'}, False), ({'scheme': 'branch_lns', 'qk_norm': 'head'}, False),
+    ({'scheme': 'lns', 'qk_norm': 'head', 'p_attn': 0.0}, False),  # no factor there, nothing to undo
+    ({'scheme': 'lns', 'qk_norm': 'head', 'norm': 'dyt'}, False)])  # no statistics that could undo it
+def test_qk_norm_undoing_a_factor_is_one_line(settings, said):
+  found = c.warnings(build(model=settings, train={'steps': 1}))
+  assert len(found) == said
+  assert all(w in found[0] for w in ('lns', 'qk_norm', 'queries and keys', 'values', 'MLP')) if said else True
 
 
 def test_mix_without_post_layers_is_said():

@@ -29,6 +29,16 @@ def test_rules(loop, lead, name):
   assert layer['attn_in_norm']['gain'].spec == P(*lead, None)
 
 
+def test_rules_of_biases_and_query_norms():
+  mesh = sharding.make_mesh(MeshConfig(fsdp=2, tensor=2))
+  layer = sharding.params(mesh, model(bias='all', qk_norm='full'))['layers']['1']
+  assert {n: layer['attn'][f'{n}_bias'].spec for n in 'qkvo'} == {
+      'q': P('tensor'), 'k': P('tensor'), 'v': P('tensor'), 'o': P(None)}
+  assert {n: layer['mlp'][f'{n}_bias'].spec for n in ('gate', 'up', 'down')} == {
+      'gate': P('tensor'), 'up': P('tensor'), 'down': P(None)}
+  assert layer['attn']['q_norm']['gain'].spec == layer['attn']['k_norm']['gain'].spec == P(None)
+
+
 def test_what_does_not_divide_is_named():
   mesh = sharding.make_mesh(MeshConfig(data=1, tensor=8))
   with pytest.raises(UserError, match=r'layers/1/attn/\w .* 8 devices of mesh.tensor'):

@@ -72,7 +72,7 @@ def clip(x: jax.Array, limit: float) -> jax.Array:
 
 
 def qk_norm(config: config_lib.ModelConfig, name: str, x_BTHh: jax.Array) -> jax.Array:
-  """RMSNorm of queries or keys: of each head with one gain [h] for all heads, or of all H * h numbers together."""
+  """`model.norm` of queries or keys: of each head with one gain [h] for all heads, or of all H * h numbers together."""
   if config.qk_norm == 'none':
     return x_BTHh
   flat = x_BTHh if config.qk_norm == 'head' else x_BTHh.reshape(*x_BTHh.shape[:2], -1)

@@ -23,6 +23,8 @@ from lns_jax.models import decoder, layout, vit
 Read = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
 STREAM = ('batch', 'seq', 'stream')  # logical axes of x_BTD
+# Numbers of the draws outside of the blocks: a twin with a part more keeps the draws of the others.
+DRAWS = ('embed', 'final_norm', 'head', 'embed_norm')
 
 
 FAMILIES = {'decoder': decoder, 'vit': vit}
@@ -46,8 +48,8 @@ def boxed_init(config: config_lib.ModelConfig, rng: jax.Array):
   ctx = attention.context(config, x, None)
   rng_outer, rng_layers = jax.random.split(rng)
   params = {}
-  for i, (name, (module, args)) in enumerate(sorted(_modules(config).items())):
-    found = module.init(jax.random.fold_in(rng_outer, i), *args).get('params')
+  for name, (module, args) in _modules(config).items():
+    found = module.init(jax.random.fold_in(rng_outer, DRAWS.index(name)), *args).get('params')
     params |= {name: found} if found else {}  # a norm may have none
   # A layer's draw depends on its own index alone: a model with layers removed or added keeps the others'.
   params['layers'] = {

@@ -1,12 +1,14 @@
-"""Rotary positions, masks and attention against numpy."""
+"""Rotary positions, masks, what happens to queries and keys, and attention against numpy."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lns_jax import config as config_lib
 from lns_jax.layers import attention
-from tiny import model
+from tiny import model, params
 
 
 def ctx(T, segment_ids=None, **settings):
@@ -31,6 +33,89 @@ def test_a_query_sees_its_own_past_in_its_own_segment():
   np.testing.assert_array_equal(seen, np.array([
       [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]], bool))
   np.testing.assert_array_equal(attention.mask(model(), ctx(4), 4)[0], np.tril(np.ones((4, 4), bool)))
+
+
+def test_a_window_counts_the_query_itself_and_stays_in_its_segment():
+  seen = attention.mask(model(sliding_window=2), ctx(5, [1, 1, 1, 2, 2]), 5)[0]
+  np.testing.assert_array_equal(seen, np.array([
+      [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]], bool))
+  np.testing.assert_array_equal(attention.mask(model(sliding_window=1), ctx(4), 4)[0], np.eye(4, dtype=bool))
+  np.testing.assert_array_equal(attention.mask(model(sliding_window=4), ctx(4), 4), attention.mask(model(), ctx(4), 4))
+
+
+def test_without_a_causal_mask_a_query_sees_its_whole_segment():
+  seen = attention.mask(model(causal=False), ctx(4, [1, 1, 2, 2]), 4)[0]
+  np.testing.assert_array_equal(seen, np.kron(np.eye(2), np.ones((2, 2))).astype(bool))
+  assert attention.mask(model(causal=False), ctx(3), 3).all()
+
+
+def test_clipping():
+  np.testing.assert_array_equal(attention.clip(jnp.array([-3.0, 0.5, 9.0]), 2.0), [-2, 0.5, 2])
+  x = jnp.array([-3.0, 0.5, 9.0])
+  assert attention.clip(x, 0.0) is x
+
+
+class Normed(nn.Module):
+  """QK-norm as a module with parameters of its own."""
+
+  config: config_lib.ModelConfig
+
+  @nn.compact
+  def __call__(self, x_BTHh):
+    return attention.qk_norm(self.config, 'q_norm', x_BTHh)
+
+
+@pytest.mark.parametrize('kind, width, axes', [('head', 16, -1), ('full', 64, (-2, -1))])
+def test_qk_norm_equals_numpy(kind, width, axes):
+  rng = np.random.default_rng(0)
+  q, gain = rng.normal(size=(2, 3, 4, 16)), rng.uniform(0.5, 1.5, width)
+  module = Normed(model(qk_norm=kind, norm_eps=1e-3))
+  shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros(q.shape))
+  assert jax.tree.map(jnp.shape, nn.unbox(shapes)) == {'params': {'q_norm': {'gain': (width,)}}}
+  expected = q / np.sqrt(np.mean(q**2, axis=axes, keepdims=True) + 1e-3) * gain.reshape(-1, 16)
+  found = module.apply({'params': {'q_norm': {'gain': jnp.asarray(gain)}}}, jnp.asarray(q, jnp.float32))
+  np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def attend_spied(config, p, x, monkeypatch):
+  """(what enters the softmax: q, k, v; the output) of the attention sub-layer."""
+  seen, real = [], attention.attend
+  monkeypatch.setattr(attention, 'attend', lambda *a: seen.append(a[:3]) or real(*a))
+  where = attention.context(config, jnp.zeros(x.shape[:2], jnp.int32), None)
+  y = attention.Attention(config).apply({'params': p}, x, where, 1)
+  return seen[0], y
+
+
+@pytest.mark.parametrize('kind', ['head', 'full'])
+def test_with_qk_norm_the_schemes_factor_reaches_the_values_only(kind, monkeypatch):
+  # paper.md 4.8.5: 1/sqrt(l) on the input is undone in q and k, so that the output is 1/sqrt(l) times the other's
+  config = model(qk_norm=kind, norm_eps=1e-12)
+  p = params(config)['layers']['1']['attn']
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 8, 64)), jnp.float32)
+  (q, k, v), y = attend_spied(config, p, x, monkeypatch)
+  scaled, y_scaled = attend_spied(config, p, x * 7 ** -0.5, monkeypatch)
+  np.testing.assert_allclose(scaled[0], q, atol=2e-6)
+  np.testing.assert_allclose(scaled[1], k, atol=2e-6)
+  np.testing.assert_allclose(scaled[2], v * 7 ** -0.5, atol=2e-6)
+  np.testing.assert_allclose(y_scaled, y * 7 ** -0.5, atol=5e-6)
+
+
+def test_without_qk_norm_the_factor_reaches_the_scores(monkeypatch):
+  config = model()
+  p, x = params(config)['layers']['1']['attn'], jnp.ones((1, 8, 64))
+  (q, _, _), _ = attend_spied(config, p, x, monkeypatch)
+  (scaled, _, _), _ = attend_spied(config, p, x * 0.5, monkeypatch)
+  np.testing.assert_allclose(scaled, q * 0.5, rtol=1e-6)
+
+
+def test_biases_are_added_before_clipping(monkeypatch):
+  config = model(bias='qkv', clip_qkv=0.25, head_dim=2)
+  p = jax.tree.map(jnp.zeros_like, params(config)['layers']['1']['attn'])
+  p['q_bias'] = jnp.arange(8.0) - 4  # [H * h], a head after the other
+  p['v_bias'] = jnp.full(4, 0.125)
+  (q, k, v), _ = attend_spied(config, p, jnp.ones((1, 1, 64)), monkeypatch)
+  np.testing.assert_allclose(q[0, 0], [[-0.25, -0.25], [-0.25, -0.25], [0, 0.25], [0.25, 0.25]])
+  assert not k.any() and (v == 0.125).all()
 
 
 @pytest.mark.parametrize('K', [1, 2, 4])

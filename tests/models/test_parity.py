@@ -1,9 +1,6 @@
-"""The decoder computes what transformers computes: logits, states, gradients; reference numbers by make_fixtures.py."""
+"""The model computes what transformers computes: logits, states, gradients; reference numbers by make_fixtures.py."""
 
 import dataclasses
-import functools
-import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -13,71 +10,12 @@ import pytest
 from lns_jax.config import ModelConfig
 from lns_jax.layers import attention
 from lns_jax.layers.norms import Norm
-from lns_jax.models import layout, transformer
+from lns_jax.models import transformer
 from lns_jax.train import step
+from hf_fixtures import CLOSE, fixture, model, ours, read
 
-FIXTURES = pathlib.Path(__file__).parents[1] / 'fixtures'
-NAMES = ('gqa', 'mha_tied', 'mqa')
-CASES = (('gqa', 'unrolled'), ('gqa', 'scan'), ('mha_tied', 'scan'), ('mqa', 'unrolled'))
-CLOSE = dict(rtol=0, atol=2e-5)  # logits are of order 1 to 10; 8e-6 was the largest difference seen
-
-
-@functools.cache
-def fixture(name):
-  with np.load(FIXTURES / f'llama_{name}.npz') as f:
-    arrays = dict(f)
-  return json.loads(str(arrays.pop('meta'))), arrays
-
-
-def make_config(name, **changes):
-  hf = fixture(name)[0]['config']
-  return ModelConfig(**dict(
-      vocab_size=hf['vocab_size'], d_model=hf['hidden_size'], d_ff=hf['intermediate_size'],
-      num_layers=hf['num_hidden_layers'], num_heads=hf['num_attention_heads'], num_kv_heads=hf['num_key_value_heads'],
-      head_dim=hf['head_dim'], norm_eps=hf['rms_norm_eps'], rope_base=hf['rope_theta'],
-      tie_embeddings=hf['tie_word_embeddings'], precision='float32') | changes)
-
-
-def tree(config, get):
-  """Our parameters from `get(name)`, which returns a Hugging Face matrix [out, in] or gain."""
-  D, H, K, h = config.d_model, config.num_heads, config.num_kv_heads, config.head_dim
-  heads = lambda w, n: w.reshape(n, h, D).transpose(2, 0, 1)
-  def layer(at):
-    attn, mlp = f'{at}.self_attn', f'{at}.mlp'
-    return {
-        'attn_in_norm': {'gain': get(f'{at}.input_layernorm')},
-        'mlp_in_norm': {'gain': get(f'{at}.post_attention_layernorm')},
-        'attn': {'q': heads(get(f'{attn}.q_proj'), H), 'k': heads(get(f'{attn}.k_proj'), K),
-                 'v': heads(get(f'{attn}.v_proj'), K), 'o': get(f'{attn}.o_proj').T.reshape(H, h, D)},
-        'mlp': {n: get(f'{mlp}.{n}_proj').T for n in ('gate', 'up', 'down')},
-    }
-  params = {
-      'embed': {'table': get('model.embed_tokens')}, 'final_norm': {'gain': get('model.norm')},
-      'layers': {str(l): layer(f'model.layers.{l - 1}') for l in config.layer_ids},
-  }
-  return params if config.tie_embeddings else params | {'head': {'table': get('lm_head')}}
-
-
-def read(name, config, kind='weight'):
-  """Weights or gradients of a fixture as our tree, in the layout of the config's loop."""
-  return layout.native(tree(config, lambda n: jnp.asarray(fixture(name)[1][f'{kind}/{n}.weight'])), config)
-
-
-def model(name, **changes):
-  """(config, params, tokens, reference arrays)."""
-  config = make_config(name, **changes)
-  return config, read(name, config), fixture(name)[1]['tokens'], fixture(name)[1]
-
-
-@functools.cache
-def ours(name, loop, scheme='pre'):
-  """(logits, states) of our model on the fixture's tokens."""
-  config, params, tokens, _ = model(name, loop=loop, scheme=scheme)
-  @jax.jit
-  def both(params):
-    logits, out = transformer.apply(config, params, {'tokens': tokens}, ['embed', 'layers/*/out'])
-    return logits, jnp.stack([out['embed'], *(out[f'layers/{l}/out'] for l in config.layer_ids)])
-  return both(params)
+NAMES = ('llama_gqa', 'llama_mha_tied', 'llama_mqa')
+CASES = (('llama_gqa', 'unrolled'), ('llama_gqa', 'scan'), ('llama_mha_tied', 'scan'), ('llama_mqa', 'unrolled'))
 
 
 @pytest.mark.parametrize('name, loop', CASES)
@@ -99,7 +37,7 @@ def test_states_are_embedding_and_every_block_before_the_final_norm(name, loop):
 
 
 def test_states_is_what_apply_taps():
-  config, params, tokens, right = model('mqa')
+  config, params, tokens, right = model('llama_mqa')
   states = jax.jit(lambda p: transformer.states(config, p, tokens))(params)
   assert states.shape == (config.num_layers + 1, *tokens.shape, config.d_model)
   np.testing.assert_allclose(states, right['states'], **CLOSE)
@@ -154,7 +92,7 @@ def test_greedy_continuation(name):
 
 @pytest.mark.parametrize('change', [{'rope_base': 2e4}, {'norm_eps': 3e-5}, {'scheme': 'lns'}, {'scheme': 'post'}])
 def test_the_reference_tells_wrong_settings_apart(change):
-  config, params, tokens, right = model('mqa')
+  config, params, tokens, right = model('llama_mqa')
   wrong = dataclasses.replace(config, **change)
   if change.get('scheme') == 'post':
     params['layers'] = {l: {n.replace('in_norm', 'out_norm'): v for n, v in p.items()}
@@ -165,7 +103,7 @@ def test_the_reference_tells_wrong_settings_apart(change):
 
 def test_variance_of_the_last_state_is_not_that_of_a_normalised_one():
   # known fault D4, the tell-tale: behind a final norm with unit gain the mean square is 1 whatever goes in
-  config, params, tokens, _ = model('gqa')
+  config, params, tokens, _ = model('llama_gqa')
   louder = {**params, 'embed': {'table': 100 * params['embed']['table']}}
   mean_square = jax.jit(lambda p: jnp.mean(jnp.square(transformer.states(config, p, tokens)[-1])))
   quiet, loud = mean_square(params), mean_square(louder)

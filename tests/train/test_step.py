@@ -85,6 +85,15 @@ def test_devices_do_not_matter(loop, mesh):
   leaves_close(many.params, one.params, 1e-5)
 
 
+def test_neither_devices_nor_loops_matter_with_every_option_of_the_architectures():
+  settings = dict(scheme='lns', bias='all', qk_norm='full', clip_qkv=0.5, sliding_window=5, clip=0.5)
+  one, metrics = step(run(**settings), ragged(), updates=2)
+  many, other = step(run(loop='unrolled', mesh=(2, 2, 2), **settings), ragged(), updates=2)
+  np.testing.assert_allclose(other['loss'], metrics['loss'], rtol=1e-6)
+  np.testing.assert_allclose(other['grad_norm'], metrics['grad_norm'], rtol=2e-6)
+  leaves_close(many.params, layout.unstack(one.params), 1e-5)
+
+
 def test_devices_do_not_matter_in_float64():
   with jax.enable_x64(True):
     one, metrics = step(run(clip=0.5, scheme='lns', precision='float64'), ragged())
