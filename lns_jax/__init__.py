@@ -10,11 +10,11 @@ _HOME = {
     'RunConfig': 'lns_jax.config',
     'UserError': 'lns_jax.errors',
     'load_config': 'lns_jax.presets',
-    'init': 'lns_jax.models.decoder',
-    'forward': 'lns_jax.models.decoder',
-    'states': 'lns_jax.models.decoder',
-    'apply': 'lns_jax.models.decoder',
-    'remove_layers': 'lns_jax.models.decoder',
+    'init': 'lns_jax.models.transformer',
+    'forward': 'lns_jax.models.transformer',
+    'states': 'lns_jax.models.transformer',
+    'apply': 'lns_jax.models.transformer',
+    'remove_layers': 'lns_jax.models.transformer',
     'load': 'lns_jax.interop.load',
 }
 

@@ -15,6 +15,7 @@ from lns_jax.layers import init as init_lib
 from lns_jax.layers import schemes
 from lns_jax.settings import Section, from_dict, setting, to_dict  # the last two for whoever holds a config
 
+
 PRECISIONS = {
     # name: (parameters, compute). `auto` becomes float32 on a CPU and bfloat16 elsewhere.
     'auto': None,
@@ -37,10 +38,20 @@ NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt')
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
-  """A Llama-family transformer and the placement of its norms."""
+  """A transformer and the placement of its norms."""
 
   NAME = 'model'
-  vocab_size: int = setting(32000, 'V: rows of the embedding and of the head.', low=2)
+  family: str = setting(
+      'decoder', 'decoder: tokens in, rotary positions, a next token at each; vit: images in, learned positions, one '
+      'class an image.', choices=('decoder', 'vit'))
+  vocab_size: int = setting(32000, 'V: rows of the embedding and of the head.', low=2, family='decoder')
+  image_size: int = setting(224, 'Height and width of an image.', low=1, family='vit')
+  patch_size: int = setting(16, 'Height and width of a patch, which becomes one token.', low=1, family='vit')
+  channels: int = setting(3, 'C: numbers of a pixel.', low=1, family='vit')
+  num_classes: int = setting(1000, 'Classes that the head tells apart.', low=2, family='vit')
+  pooling: str = setting(
+      'cls', 'What the head reads: cls, a learned token before the patches; mean, the mean of the patches, no such one.',
+      choices=('cls', 'mean'), family='vit')
   d_model: int = setting(768, 'D: width of the residual stream.', low=1)
   d_ff: int = setting(2048, 'F: hidden width of the MLP.', low=1)
   num_layers: int = setting(12, 'L: number of blocks present.', low=1)
@@ -56,7 +67,8 @@ class ModelConfig(Section):
       'all heads together (OLMo 2).', choices=('none', 'head', 'full'))
   clip_qkv: float = setting(0.0, 'Queries, keys and values are cut to -clip_qkv..clip_qkv (OLMo 1); 0: off.', low=0.0)
   sliding_window: int = setting(
-      0, 'Keys that a query sees at most, the last ones, its own included (Mistral); 0: all of its past.', low=0)
+      0, 'Keys that a query sees at most, the last ones, its own included (Mistral); 0: all of its past.', low=0,
+      family='decoder')
   causal: bool = setting(True, 'Whether a position sees only itself and its past; an encoder sees all of its document.')
   layer_ids: tuple[int, ...] = setting((), "1-based identity of each block in the original model; empty: 1..L.")
   depth: int = setting(0, 'L of the original model, which factors refer to; 0: num_layers.', low=0)
@@ -79,21 +91,32 @@ class ModelConfig(Section):
   norm: str = setting('rmsnorm', 'What a norm computes, see lns_jax.layers.norms.', choices=NORMS)
   norm_eps: float = setting(1e-6, 'Added to the mean square of a norm (1e-6 the paper).', above=0.0)
   dyt_alpha: float = setting(0.5, 'Start of alpha in the norm dyt, tanh(alpha x).', above=0.0)
-  rope_base: float = setting(10000.0, 'Base of the rotary position embedding.', above=1.0)
-  tie_embeddings: bool = setting(False, 'Whether the head is the embedding.')
+  rope_base: float = setting(10000.0, 'Base of the rotary position embedding.', above=1.0, family='decoder')
+  tie_embeddings: bool = setting(False, 'Whether the head is the embedding.', family='decoder')
   precision: str = setting('auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS)
   loop: str = setting(
       'unrolled', 'unrolled: static layer index; scan: one compiled body a run.', choices=('unrolled', 'scan'))
   remat: str = setting('none', 'Activations recomputed in the backward pass.', choices=('none', 'full'))
 
+  @property
+  def has_cls(self) -> bool:
+    """Whether a token that is no part of the input comes first."""
+    return self.family == 'vit' and self.pooling == 'cls'
+
+  @property
+  def num_tokens(self) -> int:
+    """T of a ViT: patches, and the CLS token if there is one."""
+    return (self.image_size // self.patch_size) ** 2 + self.has_cls
+
   def check(self):
+    self._check_family()
     H = self.num_heads
     if not self.head_dim and self.d_model % H:
       fits = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0]
       near = min(fits, key=lambda h: abs(h - H))
       raise UserError(f'model.num_heads = {H} does not divide model.d_model = {self.d_model}; {near} heads would.')
     self.fill(head_dim=self.head_dim or self.d_model // H, num_kv_heads=self.num_kv_heads or H)
-    if self.head_dim % 2:
+    if self.family == 'decoder' and self.head_dim % 2:
       raise UserError(f'model.head_dim = {self.head_dim} must be even for rotary positions.')
     if H % self.num_kv_heads:
       raise UserError(f'model.num_kv_heads = {self.num_kv_heads} does not divide model.num_heads = {H}.')
@@ -108,6 +131,24 @@ class ModelConfig(Section):
     if sorted(set(ids)) != list(ids) or ids[0] < 1 or ids[-1] > self.depth:
       raise UserError(f'model.layer_ids = {ids} must rise from at least 1 to at most model.depth = {self.depth}.')
     self._check_scheme()
+
+  def _check_family(self):
+    """Refuses settings that the family cannot have."""
+    fields = dataclasses.fields(self)
+    for f in fields:
+      owner, value = f.metadata['family'], getattr(self, f.name)
+      if owner and owner != self.family and value != f.default:
+        own = ', '.join(g.name for g in fields if g.metadata['family'] == self.family)
+        raise UserError(f'model.{f.name} = {value!r} is a setting of model.family = {owner} alone; those of '
+                        f'model.family = {self.family} are {own}, and all that the families share.')
+    if self.family == 'vit':
+      if self.causal:
+        raise UserError('model.family = vit sees the whole image: of model.causal only False is allowed.')
+      if self.image_size % self.patch_size:
+        fits = [p for p in range(1, self.image_size + 1) if self.image_size % p == 0]
+        near = min(fits, key=lambda p: abs(p - self.patch_size))
+        raise UserError(f'model.patch_size = {self.patch_size} does not divide model.image_size = {self.image_size}; '
+                        f'{near} would.')
 
   def _check_scheme(self):
     """Refuses a scheme whose settings or norm it cannot have."""

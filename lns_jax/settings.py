@@ -1,4 +1,4 @@
-"""What a setting is: a field of a frozen dataclass with its meaning and bounds, which checks itself; to and from dicts."""
+"""What a setting is: a field of a frozen dataclass with its meaning and bounds, which checks itself."""
 
 import dataclasses
 import math
@@ -9,10 +9,13 @@ from typing import Any
 from lns_jax.errors import UserError, nearest
 
 
-def setting(default, doc: str, *, low=None, above=None, high=None, below=None, choices=None):
-  """A dataclass field with its meaning and bounds (low, high inclusive; above, below exclusive)."""
+def setting(default, doc: str, *, low=None, above=None, high=None, below=None, choices=None, family=None):
+  """A dataclass field with its meaning and bounds (low, high inclusive; above, below exclusive).
+
+  family: the only model family that has it; another one refuses to have it set.
+  """
   bounds = {'low': low, 'above': above, 'high': high, 'below': below, 'choices': choices}
-  return dataclasses.field(default=default, metadata={'doc': doc, **bounds})
+  return dataclasses.field(default=default, metadata={'doc': doc, 'family': family, **bounds})
 
 
 _BOUNDS = {

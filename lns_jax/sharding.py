@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lns_jax.config import MeshConfig, ModelConfig
 from lns_jax.errors import UserError
-from lns_jax.models import decoder, layout
+from lns_jax.models import layout, transformer
 
 # logical axis -> mesh axes. Parameters are split by fsdp over D and by tensor over heads, MLP width and
 # vocabulary; rows of a batch lie on data and fsdp together.
@@ -24,6 +24,7 @@ RULES = (
     ('head_dim', None),
     ('mlp', 'tensor'),
     ('norm', None),
+    ('patch', None),
 )
 
 
@@ -66,7 +67,7 @@ def params(mesh: Mesh, config: ModelConfig):
 
   Raises UserError when a dimension does not divide over its mesh axis, naming both.
   """
-  boxed = jax.eval_shape(lambda: decoder.boxed_init(config, jax.random.key(0)))
+  boxed = jax.eval_shape(lambda: transformer.boxed_init(config, jax.random.key(0)))
   specs = nn.logical_to_mesh(nn.get_partition_spec(boxed), RULES)
   flat, _ = jax.tree_util.tree_flatten_with_path(nn.unbox(boxed))
   for (path, leaf), spec in zip(flat, jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, PartitionSpec))):

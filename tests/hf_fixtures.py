@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lns_jax.config import ModelConfig
-from lns_jax.models import decoder, layout
+from lns_jax.models import layout, transformer
 
 FIXTURES = pathlib.Path(__file__).parent / 'fixtures'
 CLOSE = dict(rtol=0, atol=2e-5)  # logits are of order 1 to 10; 8e-6 was the largest difference seen
@@ -95,6 +95,6 @@ def ours(name, loop, scheme=None):
   config, params, tokens, _ = model(name, loop=loop, **({'scheme': scheme} if scheme else {}))
   @jax.jit
   def both(params):
-    logits, out = decoder.apply(config, params, {'tokens': tokens}, ['embed', 'layers/*/out'])
+    logits, out = transformer.apply(config, params, {'tokens': tokens}, ['embed', 'layers/*/out'])
     return logits, jnp.stack([out['embed'], *(out[f'layers/{l}/out'] for l in config.layer_ids)])
   return both(params)

@@ -8,7 +8,7 @@ import pytest
 
 from lns_jax import config as config_lib
 from lns_jax import presets
-from lns_jax.models import decoder, layout
+from lns_jax.models import layout, transformer
 
 # name: (parameters in millions (paper.md 3.1), peak rate, steps, warm-up)
 PAPER = {
@@ -28,7 +28,7 @@ def test_every_config_loads_and_names_its_command(name):
 @pytest.mark.parametrize('size', PAPER)
 def test_paper_presets_are_the_papers(size):
   config = presets.load_config(f'llama_{size}')
-  shapes = jax.eval_shape(lambda: decoder.init(config.model, jax.random.key(0)))
+  shapes = jax.eval_shape(lambda: transformer.init(config.model, jax.random.key(0)))
   millions, rate, steps, warmup = PAPER[size]
   assert round(sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) / 1e6, 1) == millions
   m, o, t = config.model, config.optimizer, config.train
@@ -66,7 +66,7 @@ ARCHITECTURES = {
 @pytest.mark.parametrize('name', ARCHITECTURES)
 def test_parameters_of_the_architectures(name):
   config = presets.load_config(name)
-  shapes = jax.eval_shape(lambda: decoder.init(config.model, jax.random.key(0)))
+  shapes = jax.eval_shape(lambda: transformer.init(config.model, jax.random.key(0)))
   published, by_hand = ARCHITECTURES[name]
   assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == published == by_hand
   assert config.train.batch_size * config.data.seq_len == 2**19
@@ -76,7 +76,7 @@ def test_parameters_of_the_architectures(name):
 def test_qwen2_5_has_the_tensors_of_its_checkpoint():
   # known fault I3: 290 keys
   model = presets.load_config('qwen2_5_0_5b').model
-  shapes = jax.eval_shape(lambda: layout.unstack(decoder.init(model, jax.random.key(0))))
+  shapes = jax.eval_shape(lambda: layout.unstack(transformer.init(model, jax.random.key(0))))
   assert len(jax.tree.leaves(shapes)) == 290
 
 

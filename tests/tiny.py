@@ -8,7 +8,7 @@ import numpy as np
 
 from lns_jax import config as config_lib
 from lns_jax.layers import schemes
-from lns_jax.models import decoder, layout
+from lns_jax.models import layout, transformer
 
 MODEL = config_lib.ModelConfig(
     vocab_size=256, d_model=64, d_ff=128, num_layers=2, num_heads=4, num_kv_heads=2, init_std=0.1)
@@ -27,7 +27,7 @@ def rebuilt(config: config_lib.ModelConfig, **changes) -> config_lib.ModelConfig
 
 def params(config: config_lib.ModelConfig, seed: int = 0, random_gains: bool = True):
   """Initial parameters with gains and learned factors uniform in [0.5, 1.5], the same for both layouts."""
-  tree = layout.unstack(decoder.init(config, jax.random.key(seed), batch(vocab=config.vocab_size)))
+  tree = layout.unstack(transformer.init(config, jax.random.key(seed), batch(vocab=config.vocab_size)))
   if random_gains:
     rng, names = np.random.default_rng(seed), {'gain', 'bias', 'alpha', *schemes.LEARNED}
     tree = jax.tree_util.tree_map_with_path(

@@ -7,14 +7,15 @@ import jax.numpy as jnp
 
 from lns_jax.config import ModelConfig
 from lns_jax.depth.estimate import Estimate, Mean
+from lns_jax.depth.states import INPUTS
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, block, schemes
-from lns_jax.models import decoder, layout, loss
+from lns_jax.models import layout, transformer
 
 
 def _one_layer(config: ModelConfig, params, ctx, run: layout.Run):
   """(i, x) -> x after the i-th layer of a run, i traced; the layer keeps its own index's factors."""
-  stacked, k = params['layers'][layout.run_name(run)], decoder.run_factors(config, run)
+  stacked, k = params['layers'][layout.run_name(run)], transformer.run_factors(config, run)
   pick = lambda v, i: v if isinstance(v, float) else jnp.asarray(v)[i]
   def apply(i, x):
     p = jax.tree.map(lambda a: a[i], stacked)
@@ -49,25 +50,26 @@ def _prefixes(config: ModelConfig, params, ctx, x):
 @functools.partial(jax.jit, static_argnums=0)
 def _losses(config: ModelConfig, params, batch):
   """(summed loss of each sequence [B], the same without each layer [B, L], weights [B])."""
-  w_BT = loss.weights(batch)
-  ctx = attention.context(config, batch['tokens'], batch.get('segment_ids'))
+  family = transformer.family(config)
+  x = transformer.embed(config, params, batch[family.INPUT])
+  ctx = attention.context(config, x, batch.get('segment_ids'))
   def row_losses(x):
-    return jnp.sum(loss.token_losses(decoder.head(config, params, x), batch['targets'], w_BT), axis=-1)
-  x = decoder.embed(config, params, batch['tokens'])
+    return family.row_losses(config, params, transformer.final_norm(config, params, x), batch)
   entering = _prefixes(config, params, ctx, x)
-  without = jax.lax.map(lambda i: row_losses(_from(config, params, ctx, entering[i], i + 1)),
+  without = jax.lax.map(lambda i: row_losses(_from(config, params, ctx, entering[i], i + 1))[0],
                         jnp.arange(config.num_layers))
-  return row_losses(_from(config, params, ctx, x, jnp.int32(0))), without.T, jnp.sum(w_BT, axis=-1)
+  whole, weights = row_losses(_from(config, params, ctx, x, jnp.int32(0)))
+  return whole, without.T, weights
 
 
 def layer_drop(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[str, Estimate]:
   """Rise of the loss when each single layer is removed, without fine-tuning (paper section 2.1, Delta P by loss).
 
   Args:
-    batches: as everywhere, with 'targets'.
+    batches: as everywhere, with 'targets' [B, T], or 'labels' [B] beside images.
 
   Returns:
-    'baseline' []: loss of the whole model, nats per token. 'layer_drop' [L]: loss without layer l minus the
+    'baseline' []: loss of the whole model, nats per token or image. 'layer_drop' [L]: loss without layer l minus the
     baseline; exactly 0 for a layer that does nothing.
 
   Raises:
@@ -78,7 +80,7 @@ def layer_drop(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[s
   params = layout.stack(layout.unstack(params), config)
   baseline, rise = Mean(seed), Mean(seed)
   for batch in batches:
-    batch = {k: batch[k] for k in ('tokens', 'targets', 'segment_ids', 'weights') if k in batch}
+    batch = {k: batch[k] for k in (*INPUTS, 'targets', 'labels', 'weights') if k in batch}
     whole, without, weight = jax.device_get(_losses(config, params, batch))
     baseline.add(whole, weight)
     rise.add(without - whole[:, None], weight)

@@ -9,7 +9,11 @@ from lns_jax.config import ModelConfig
 from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.errors import UserError
 from lns_jax.layers.norms import wide
-from lns_jax.models import decoder, loss
+from lns_jax.models import transformer
+
+
+# What a model reads of a batch.
+INPUTS = ('tokens', 'segment_ids', 'images')
 
 
 def unit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -57,27 +61,34 @@ def all_pairs(states: jax.Array, mask_BT: jax.Array):
   return tuple(jnp.swapaxes(v, 0, 1) for v in jax.lax.map(shifted, jnp.arange(1, S)))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _sums(config: ModelConfig, params, batch):
-  mask_BT = loss.real_tokens(batch)
-  states = decoder.states(config, params, batch['tokens'], segment_ids=batch.get('segment_ids'))
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _sums(config: ModelConfig, params, batch, cls: bool):
+  family = transformer.family(config)
+  states = transformer.states(config, params, batch[family.INPUT], segment_ids=batch.get('segment_ids'))
+  mask_BT = family.real_tokens(config, batch)
+  if not cls and config.has_cls:
+    mask_BT = mask_BT.at[:, 0].set(0)
   bad = jnp.any(~jnp.isfinite(states), axis=-1) & (mask_BT > 0)
   angles, influences, counts = all_pairs(states, mask_BT)
   return {'variance': jnp.sum(hidden_variance(states) * mask_BT, axis=-1).T, 'tokens': jnp.sum(mask_BT, axis=-1),
           'angles': angles, 'influences': influences, 'counts': counts,
-          'bad': jnp.any(bad, axis=(1, 2)), 'bad_token': jnp.argmax(bad.reshape(len(states), -1), axis=1)}
+          'bad': jnp.any(bad, axis=(1, 2)),
+          'bad_at': jnp.stack(jnp.divmod(jnp.argmax(bad.reshape(len(states), -1), axis=1), states.shape[2]), axis=1)}
 
 
-def _check(config: ModelConfig, sums, tokens_BT, sequences: int):
-  for state, (bad, where) in enumerate(zip(sums['bad'], sums['bad_token'])):
+def _check(config: ModelConfig, sums, sequences: int):
+  for state, (bad, (row, position)) in enumerate(zip(sums['bad'], sums['bad_at'])):
     if bad:
-      row, position = divmod(int(where), tokens_BT.shape[1])
       place = f'layer {config.layer_ids[state - 1]}' if state else 'the embedding'
       raise UserError(f'the output of {place} is not finite at token {position} of sequence {sequences + row}.')
 
 
-def profile(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[str, Estimate]:
+def profile(config: ModelConfig, params, batches, *, cls: bool = True, seed: int = 0) -> dict[str, Estimate]:
   """All state measures in one forward pass over the batches.
+
+  Args:
+    cls: whether the CLS token counts where the model has one. It is no patch of the image: curves with and without
+      it differ, and a model of text has none.
 
   Returns:
     'variance' [L + 1]: over the D hidden units of a token (ddof 0), averaged over tokens; the embedding first.
@@ -90,9 +101,9 @@ def profile(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[str,
   """
   means = {name: Mean(seed) for name in ('variance', 'angular', 'block_influence')}
   for batch in batches:
-    batch = {k: batch[k] for k in ('tokens', 'segment_ids') if k in batch}
-    sums = jax.device_get(_sums(config, params, batch))
-    _check(config, sums, batch['tokens'], means['variance'].sequences)
+    batch = {k: batch[k] for k in INPUTS if k in batch}
+    sums = jax.device_get(_sums(config, params, batch, cls))
+    _check(config, sums, means['variance'].sequences)
     means['variance'].add(sums['variance'], sums['tokens'])
     means['angular'].add(sums['angles'][:, :, :-1], sums['counts'][:, :, :-1])
     means['block_influence'].add(sums['influences'][:, 0, :-1], sums['counts'][:, 0, :-1])
@@ -104,16 +115,16 @@ def profile(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[str,
   return estimates
 
 
-def variance(config: ModelConfig, params, batches, *, seed: int = 0) -> Estimate:
+def variance(config: ModelConfig, params, batches, *, cls: bool = True, seed: int = 0) -> Estimate:
   """Output variance [L + 1], see `profile`."""
-  return profile(config, params, batches, seed=seed)['variance']
+  return profile(config, params, batches, cls=cls, seed=seed)['variance']
 
 
-def angular(config: ModelConfig, params, batches, *, seed: int = 0) -> Estimate:
+def angular(config: ModelConfig, params, batches, *, cls: bool = True, seed: int = 0) -> Estimate:
   """Angular distances [L, L], see `profile`."""
-  return profile(config, params, batches, seed=seed)['angular']
+  return profile(config, params, batches, cls=cls, seed=seed)['angular']
 
 
-def block_influence(config: ModelConfig, params, batches, *, seed: int = 0) -> Estimate:
+def block_influence(config: ModelConfig, params, batches, *, cls: bool = True, seed: int = 0) -> Estimate:
   """Block influence [L], see `profile`."""
-  return profile(config, params, batches, seed=seed)['block_influence']
+  return profile(config, params, batches, cls=cls, seed=seed)['block_influence']

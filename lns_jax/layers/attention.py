@@ -1,4 +1,4 @@
-"""Self-attention with rotary positions, grouped keys, and a mask by document, past and window."""
+"""Self-attention with rotary positions or none, grouped keys, and a mask by document, past and window."""
 
 import typing
 
@@ -15,20 +15,23 @@ class Context(typing.NamedTuple):
   """What every layer shares. `None` segments: one document a row; `None` step: a finished model."""
 
   segment_ids_BT: jax.Array | None
-  cos_BTf: jax.Array  # f = head_dim / 2
-  sin_BTf: jax.Array
+  cos_BTf: jax.Array | None  # f = head_dim / 2; None: positions are in the embedding
+  sin_BTf: jax.Array | None
   step: jax.Array | float | None = None  # finished updates, for factors that grow with them
 
 
-def context(config: config_lib.ModelConfig, tokens_BT: jax.Array, segment_ids_BT: jax.Array | None,
+def context(config: config_lib.ModelConfig, x_BT: jax.Array, segment_ids_BT: jax.Array | None,
             step: jax.Array | None = None) -> Context:
   """Rotary tables and mask ingredients; positions restart at every segment.
 
+  x_BT: tokens or the stream [B, T, ...], of which only T is read.
   step: finished updates while training; otherwise those of `config.ramp_step`.
   """
   if step is None and config.ramp_step >= 0:
     step = float(config.ramp_step)
-  T, half = tokens_BT.shape[1], config.head_dim // 2
+  if config.family != 'decoder':
+    return Context(segment_ids_BT, None, None, step)
+  T, half = x_BT.shape[1], config.head_dim // 2
   positions = jnp.arange(T)[None]
   if segment_ids_BT is not None:
     starts = jnp.pad(segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
@@ -41,6 +44,8 @@ def context(config: config_lib.ModelConfig, tokens_BT: jax.Array, segment_ids_BT
 
 def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
   """Rotary position embedding, half-split as Hugging Face has it: dimension i pairs with i + h/2."""
+  if ctx.cos_BTf is None:
+    return x_BTHh
   x1, x2 = jnp.split(x_BTHh.astype(wide(x_BTHh)), 2, axis=-1)
   cos, sin = ctx.cos_BTf[:, :, None], ctx.sin_BTf[:, :, None]
   return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTHh.dtype)

@@ -45,9 +45,13 @@ def biased(module: nn.Module, name: str, x: jax.Array, axis: str) -> jax.Array:
   config = module.config
   if name not in config_lib.BIASES[config.bias]:
     return x
-  zeros = nn.with_logical_partitioning(nn.initializers.zeros, (axis,))
-  bias = module.param(f'{name}_bias', zeros, (math.prod(x.shape[2:]),), dtypes(config)[0])
+  bias = vector(module, f'{name}_bias', nn.initializers.zeros, math.prod(x.shape[2:]), axis)
   return x + bias.reshape(x.shape[2:]).astype(x.dtype)
+
+
+def vector(module: nn.Module, name: str, init, size: int, axis: str):
+  """A vector of a Linen module with a `config` attribute; init: of flax, axis: its logical axis."""
+  return module.param(name, nn.with_logical_partitioning(init, (axis,)), (size,), dtypes(module.config)[0])
 
 
 def matrix(module: nn.Module, name: str, role: str, layer: int, shape: tuple[int, ...], axes: tuple[str, ...],

@@ -6,7 +6,7 @@ import numpy as np
 
 from lns_jax.config import ModelConfig
 from lns_jax.errors import Diverged
-from lns_jax.models import decoder, loss
+from lns_jax.models import decoder, loss, transformer
 from lns_jax.train.run import Run
 
 
@@ -42,8 +42,9 @@ def first_bad(config: ModelConfig, params, batch, step: int) -> str | None:
   def check(params, batch):
     bad = lambda x: ~jnp.all(jnp.isfinite(x))
     read = lambda out: {'bad': bad(out['out'])}
-    x_BTD, kept = decoder.stream(config, params, batch['tokens'], batch['segment_ids'], read, step)
-    normed_BTD, table_VD = decoder.before_head(config, params, x_BTD)  # logits of a whole batch may not fit
+    x_BTD, kept = transformer.stream(config, params, batch['tokens'], batch['segment_ids'], read, step)
+    # Not the logits, which may not fit for a whole batch.
+    normed_BTD, table_VD = transformer.final_norm(config, params, x_BTD), decoder.head_table(config, params)
     return {l: k['bad'] for l, k in kept.items()}, bad(normed_BTD) | bad(table_VD)
   per_layer, head = jax.device_get(jax.jit(check)(params, batch))
   for l, bad in per_layer.items():

@@ -8,7 +8,7 @@ from lns_jax.models import layout
 
 
 def reader(weights_BT: jax.Array):
-  """A `decoder.Read` that keeps summed statistics of one block.
+  """A `transformer.Read` that keeps summed statistics of one block.
 
   'variance': over the D hidden units of a token (population, ddof 0), of the stream that leaves the block.
   '{sub}_branch', '{sub}_x': mean square of what the sub-layer adds, and of the stream it is added to.

@@ -10,7 +10,7 @@ import optax
 from lns_jax import sharding
 from lns_jax.config import ModelConfig, RunConfig
 from lns_jax.layers.norms import wide
-from lns_jax.models import decoder
+from lns_jax.models import transformer
 from lns_jax.models import loss as loss_lib
 from lns_jax.train import optimizer as optimizer_lib
 from lns_jax.train import stats
@@ -33,9 +33,10 @@ def loss_sums(config: ModelConfig, params, batch, *, with_stats: bool = False, c
   """
   w_BT = loss_lib.weights(batch)
   read = stats.reader(w_BT) if with_stats else lambda out: {}
-  x_BTD, kept = decoder.stream(config, params, batch['tokens'], batch['segment_ids'], read, step)
-  total = loss_lib.summed_loss(*decoder.before_head(config, params, x_BTD), batch['targets'], w_BT, chunk)
-  return total, (jnp.sum(w_BT), stats.stack(kept) if with_stats else {})
+  x_BTD, kept = transformer.stream(config, params, batch['tokens'], batch['segment_ids'], read, step)
+  normed_BTD = transformer.final_norm(config, params, x_BTD)
+  total, weight = transformer.family(config).summed_loss(config, params, normed_BTD, batch, chunk)
+  return total, (weight, stats.stack(kept) if with_stats else {})
 
 
 def accumulate(config: ModelConfig, params, batch, parts: int, **kwargs):
@@ -90,13 +91,13 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
 
 
 def init_state(config: RunConfig, steps: int, batch=None) -> TrainState:
-  """A fresh state; jit it with out_shardings, so that it is born sharded. batch: see `decoder.init`."""
-  return _state(config, steps, decoder.init(config.model, jax.random.key(config.train.seed), batch))
+  """A fresh state; jit it with out_shardings, so that it is born sharded. batch: see `transformer.init`."""
+  return _state(config, steps, transformer.init(config.model, jax.random.key(config.train.seed), batch))
 
 
 def shapes(config: RunConfig, steps: int) -> TrainState:
   """Shapes and types of a state."""
-  return jax.eval_shape(lambda: _state(config, steps, decoder.unprofiled(config.model, jax.random.key(0))))
+  return jax.eval_shape(lambda: _state(config, steps, transformer.unprofiled(config.model, jax.random.key(0))))
 
 
 def _state(config: RunConfig, steps: int, params) -> TrainState:

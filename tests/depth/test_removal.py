@@ -7,13 +7,13 @@ import pytest
 import lns_jax
 from lns_jax import depth
 from lns_jax.errors import UserError
-from lns_jax.models import decoder, layout, loss
+from lns_jax.models import layout, loss, transformer
 from tiny import batch, model, params
 
 
 def mean_loss(config, p, b):
   w = loss.weights(b)
-  logits = decoder.forward(config, p, b['tokens'], segment_ids=b['segment_ids'])
+  logits = transformer.forward(config, p, b['tokens'], segment_ids=b['segment_ids'])
   return float(jnp.sum(loss.token_losses(logits, b['targets'], w)) / jnp.sum(w))
 
 

@@ -8,7 +8,7 @@ import pytest
 from lns_jax import depth
 from lns_jax.depth import states
 from lns_jax.errors import UserError
-from lns_jax.models import decoder
+from lns_jax.models import transformer
 from lns_jax.train import stats
 from tiny import batch, model, params
 
@@ -73,7 +73,7 @@ def test_cells_of_the_map(L, loop):
   for n in range(1, L + 1):
     assert np.isfinite(found.value[n - 1]).sum() == L + 1 - n
     assert np.isnan(found.value[n - 1, L + 1 - n:]).all()
-  s = np.asarray(decoder.states(config, p, b['tokens'], segment_ids=b['segment_ids']), np.float64)
+  s = np.asarray(transformer.states(config, p, b['tokens'], segment_ids=b['segment_ids']), np.float64)
   real = b['segment_ids'] > 0
   unit = s / np.linalg.norm(s, axis=-1, keepdims=True)
   for n in range(1, L + 1):
@@ -88,7 +88,7 @@ def test_cells_of_the_map(L, loop):
 def test_variance_is_over_hidden_units_with_ddof_0_and_without_padding():
   config, b = model(scheme='lns'), batch()
   p = params(config)
-  s = np.asarray(decoder.states(config, p, b['tokens'], segment_ids=b['segment_ids']), np.float64)
+  s = np.asarray(transformer.states(config, p, b['tokens'], segment_ids=b['segment_ids']), np.float64)
   expected = np.var(s, axis=-1)[:, b['segment_ids'] > 0].mean(-1)
   found = depth.variance(config, p, [b])
   np.testing.assert_allclose(found.value, expected, rtol=1e-5)

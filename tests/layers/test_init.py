@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from lns_jax.config import ModelConfig
-from lns_jax.models import decoder
+from lns_jax.models import transformer
 
 
 def start(**settings):
   config = ModelConfig(vocab_size=512, d_model=384, d_ff=512, num_layers=4, num_heads=6, **settings)
-  return jax.jit(lambda: decoder.init(config, jax.random.key(0)))()
+  return jax.jit(lambda: transformer.init(config, jax.random.key(0)))()
 
 
 def close(x, std):
@@ -93,6 +93,6 @@ def test_gains_of_lns_init_start_at_the_factor():
 def test_a_layers_start_depends_on_its_own_index_alone():
   small = ModelConfig(vocab_size=8, d_model=8, d_ff=8, num_layers=2, num_heads=2)
   large = ModelConfig(vocab_size=8, d_model=8, d_ff=8, num_layers=3, layer_ids=(1, 2, 9), num_heads=2, scheme='lns')
-  a, b = (decoder.init(c, jax.random.key(1)) for c in (small, large))
+  a, b = (transformer.init(c, jax.random.key(1)) for c in (small, large))
   for l in '12':
     jax.tree.map(np.testing.assert_array_equal, a['layers'][l], b['layers'][l])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lns_jax.models import decoder
+from lns_jax.models import transformer
 from hf_fixtures import CLOSE, fixture, model, ours
 
 NAMES = ('qwen2', 'qwen3', 'mistral', 'olmo', 'olmo2')
@@ -16,7 +16,7 @@ NAMES = ('qwen2', 'qwen3', 'mistral', 'olmo', 'olmo2')
 @pytest.mark.parametrize('name', NAMES)
 def test_parameters_are_those_of_the_architecture(name):
   config, params, _, right = model(name)
-  shapes = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0)))
+  shapes = jax.eval_shape(lambda: transformer.init(config, jax.random.key(0)))
   assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes)
   assert len(jax.tree.leaves(params)) == sum(n.startswith('weight/') for n in right)
 
@@ -51,7 +51,7 @@ def test_layernorm_scaling_of_every_architecture_with_input_norms(name):
 def test_packed_documents_get_the_logits_of_documents_run_alone(name):
   config, params, tokens, right = model(name)
   segments = 1 + (np.arange(tokens.shape[1]) >= fixture(name)[0]['cut']) * np.ones_like(tokens)
-  logits = jax.jit(lambda p: decoder.forward(config, p, tokens, segment_ids=segments))(params)
+  logits = jax.jit(lambda p: transformer.forward(config, p, tokens, segment_ids=segments))(params)
   np.testing.assert_allclose(logits, right['packed_logits'], **CLOSE)
 
 
@@ -64,5 +64,5 @@ def test_packed_documents_get_the_logits_of_documents_run_alone(name):
 def test_the_reference_tells_wrong_settings_apart(name, change):
   config, params, tokens, right = model(name)
   wrong = dataclasses.replace(config, **change)
-  logits = jax.jit(lambda p: decoder.forward(wrong, p, tokens))(params)
+  logits = jax.jit(lambda p: transformer.forward(wrong, p, tokens))(params)
   assert np.abs(logits - right['logits']).max() > 1e-2

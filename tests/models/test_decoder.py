@@ -8,11 +8,11 @@ import pytest
 import lns_jax
 from lns_jax.errors import UserError
 from lns_jax.layers import schemes
-from lns_jax.models import decoder, layout, loss
+from lns_jax.models import layout, loss, transformer
 from tiny import batch, leaves_close, model, params
 
 SCHEMES = sorted(schemes.SCHEMES)
-FORWARD = jax.jit(decoder.forward, static_argnums=0)
+FORWARD = jax.jit(transformer.forward, static_argnums=0)
 
 
 def forward(config, p, b):
@@ -21,7 +21,7 @@ def forward(config, p, b):
 
 def mean_loss(config, p, b):
   w = loss.weights(b)
-  return jnp.sum(loss.token_losses(decoder.forward(config, p, b['tokens'], segment_ids=b['segment_ids']),
+  return jnp.sum(loss.token_losses(transformer.forward(config, p, b['tokens'], segment_ids=b['segment_ids']),
                                    b['targets'], w)) / jnp.sum(w)
 
 
@@ -50,7 +50,7 @@ def test_a_block_with_zero_branches_is_the_identity_where_the_equation_says_so(s
   p, b = params(config), batch()
   for layer in p['layers'].values():
     layer['attn']['o'], layer['mlp']['down'] = (jnp.zeros_like(x) for x in (layer['attn']['o'], layer['mlp']['down']))
-  states = np.asarray(decoder.states(config, p, b['tokens']), np.float64)
+  states = np.asarray(transformer.states(config, p, b['tokens']), np.float64)
   same = [np.array_equal(states[l], states[l - 1]) for l in config.layer_ids]
   assert same == {'mix': [False, True, True, True], 'keel': [True, False, False, False],
                   'lns_after_sum': [True, False, False, False]}.get(scheme, [scheme in IDENTITY] * 4)
@@ -74,13 +74,13 @@ def test_lns_before_is_pre_as_eps_goes_to_zero():
 def test_prores_starts_as_the_embedding_alone_and_ends_as_pre():
   p, b = params(model(num_layers=4)), batch()
   at = lambda step: model(scheme='prores', num_layers=4, prores_steps=10, ramp_step=step)
-  states = decoder.states(at(0), p, b['tokens'])
+  states = transformer.states(at(0), p, b['tokens'])
   np.testing.assert_array_equal(states[4], states[0])
   for finished in (at(40), at(-1)):
     np.testing.assert_allclose(forward(finished, p, b), forward(model(num_layers=4), p, b), atol=1e-5)
-  halfway = decoder.states(at(15), p, b['tokens'])  # layer 1 is whole, layer 3 at a half
-  np.testing.assert_allclose(halfway[1], decoder.states(at(-1), p, b['tokens'])[1], atol=1e-6)
-  _, kept = decoder.stream(at(-1), p, b['tokens'], None, lambda out: {k: v for k, v in out.items() if 'mlp' in k},
+  halfway = transformer.states(at(15), p, b['tokens'])  # layer 1 is whole, layer 3 at a half
+  np.testing.assert_allclose(halfway[1], transformer.states(at(-1), p, b['tokens'])[1], atol=1e-6)
+  _, kept = transformer.stream(at(-1), p, b['tokens'], None, lambda out: {k: v for k, v in out.items() if 'mlp' in k},
                            step=jnp.int32(15))
   np.testing.assert_allclose(kept[3]['mlp_branch'], kept[3]['mlp_out'] / 2, rtol=1e-6)
 
@@ -88,8 +88,8 @@ def test_prores_starts_as_the_embedding_alone_and_ends_as_pre():
 def test_admin_starts_from_the_variance_of_the_branches_below():
   """a_i = sqrt(sum of Var f_j, j < i) over sub-layers, measured with every a at 1 (arXiv 2004.08249)."""
   config, b = model(scheme='admin', num_layers=3), batch()
-  p = decoder.init(config, jax.random.key(0), b)
-  plain = decoder.unprofiled(config, jax.random.key(0))
+  p = transformer.init(config, jax.random.key(0), b)
+  plain = transformer.unprofiled(config, jax.random.key(0))
   _, out = lns_jax.apply(config, plain, b, taps=['layers/*/attn_out', 'layers/*/mlp_out'])
   real, below, expected = b['segment_ids'] > 0, 0.0, []
   for l in (1, 2, 3):
@@ -100,13 +100,13 @@ def test_admin_starts_from_the_variance_of_the_branches_below():
   assert {x.shape for x in found} == {(64,)}
   np.testing.assert_allclose([x[0] for x in found], expected, rtol=1e-4)
   assert all((x == x[0]).all() for x in found) and not np.allclose(expected, 1)
-  scanned = decoder.init(model(scheme='admin', num_layers=3, loop='scan'), jax.random.key(0), b)
+  scanned = transformer.init(model(scheme='admin', num_layers=3, loop='scan'), jax.random.key(0), b)
   leaves_close(layout.unstack(scanned), p, 1e-5)
 
 
 def test_admin_without_a_batch_is_refused():
   with pytest.raises(UserError, match="'admin' starts from the variance .* on a batch"):
-    decoder.init(model(scheme='admin'), jax.random.key(0))
+    transformer.init(model(scheme='admin'), jax.random.key(0))
 
 
 @pytest.mark.parametrize('scheme', ['layerscale', 'rezero', 'skipinit', 'lns_learned', 'gpas'])
@@ -186,7 +186,7 @@ def test_twins_have_the_same_start(scheme):
 
 
 def test_both_loops_have_the_same_start():
-  a, b = decoder.init(model(), jax.random.key(3)), decoder.init(model(loop='scan'), jax.random.key(3))
+  a, b = transformer.init(model(), jax.random.key(3)), transformer.init(model(loop='scan'), jax.random.key(3))
   jax.tree.map(np.testing.assert_array_equal, a, layout.unstack(b))
 
 
@@ -199,8 +199,8 @@ def test_no_token_sees_the_future(scheme):
   from lns_jax.layers import attention
   ctx = attention.context(config, jnp.zeros((1, T), jnp.int32), None)
   def at_5(x):
-    out, _ = decoder.layers(config, p, x, ctx, lambda out: {})
-    return jnp.sum(jnp.square(decoder.head(config, p, out)[0, 5]))
+    out, _ = transformer.layers(config, p, x, ctx, lambda out: {})
+    return jnp.sum(jnp.square(transformer.head(config, p, out)[0, 5]))
   seen = np.abs(jax.grad(at_5)(x_BTD)[0]).max(-1)
   assert (seen[6:] == 0).all() and (seen[:6] > 0).all()
 
@@ -224,7 +224,7 @@ def test_gradient_of_a_packed_row_is_the_sum_of_its_documents():
   def total(q, tokens, targets, ids):
     b = {k: jnp.array([v]) for k, v in (('tokens', tokens), ('targets', targets), ('segment_ids', ids))}
     w = loss.weights(b)
-    logits = decoder.forward(config, q, b['tokens'], segment_ids=b['segment_ids'])
+    logits = transformer.forward(config, q, b['tokens'], segment_ids=b['segment_ids'])
     return jnp.sum(loss.token_losses(logits, b['targets'], w))
   grad = jax.jit(jax.grad(total))
   packed = grad(p, [5, 6, 7, 8, 9, 0], [6, 7, 1, 9, 1, 0], [1, 1, 1, 2, 2, 0])
@@ -244,12 +244,12 @@ def test_states_are_the_stream_before_the_final_norm():
   """Known fault D4: scaling the embedding must show in the last state of a Pre-LN net, which a norm would hide."""
   config, b = model(num_layers=3), batch()
   p = params(config)
-  states = decoder.states(config, p, b['tokens'], segment_ids=b['segment_ids'])
+  states = transformer.states(config, p, b['tokens'], segment_ids=b['segment_ids'])
   assert states.shape == (4, 4, 16, 64)
   np.testing.assert_array_equal(states[0], p['embed']['table'][b['tokens']])
-  np.testing.assert_allclose(decoder.head(config, p, states[-1]), forward(config, p, b), atol=1e-5)
+  np.testing.assert_allclose(transformer.head(config, p, states[-1]), forward(config, p, b), atol=1e-5)
   louder = {**p, 'embed': {'table': 100 * p['embed']['table']}}
-  assert np.var(decoder.states(config, louder, b['tokens'])[-1]) > 10 * np.var(states[-1])
+  assert np.var(transformer.states(config, louder, b['tokens'])[-1]) > 10 * np.var(states[-1])
 
 
 @pytest.mark.parametrize('loop', ['unrolled', 'scan'])
@@ -276,10 +276,10 @@ def test_a_removed_layer_is_skipped_and_the_others_keep_their_index(loop, scheme
   assert (less.layer_ids, less.num_layers, less.depth) == ((1, 3, 4), 3, 4)
   from lns_jax.layers import attention, block
   ctx = attention.context(config, b['tokens'], b['segment_ids'])
-  x, canonical = decoder.embed(config, p, b['tokens']), layout.unstack(p)
+  x, canonical = transformer.embed(config, p, b['tokens']), layout.unstack(p)
   for l in (1, 3, 4):
     x, _ = block.Block(config).apply({'params': canonical['layers'][str(l)]}, x, ctx, l)
-  np.testing.assert_allclose(forward(less, q, b), decoder.head(config, p, x), atol=1e-5)
+  np.testing.assert_allclose(forward(less, q, b), transformer.head(config, p, x), atol=1e-5)
 
 
 def test_removal_refuses_what_is_not_there():
@@ -294,12 +294,13 @@ def test_the_two_types_of_each_precision():
   for precision, stored, logits in (('float32', 'float32', 'float32'), ('bfloat16', 'float32', 'float32'),
                                     ('paper_bf16', 'bfloat16', 'float32')):
     config = model(precision=precision)
-    p = decoder.init(config, jax.random.key(0))
+    p = transformer.init(config, jax.random.key(0))
     assert {str(x.dtype) for x in jax.tree.leaves(p)} == {stored}
     assert str(forward(config, p, batch()).dtype) == logits
-    assert str(decoder.states(config, p, batch()['tokens']).dtype) == {'float32': 'float32'}.get(precision, 'bfloat16')
+    states = transformer.states(config, p, batch()['tokens'])
+    assert str(states.dtype) == {'float32': 'float32'}.get(precision, 'bfloat16')
 
 
 def test_float64_without_x64_is_refused():
   with pytest.raises(UserError, match='JAX_ENABLE_X64'):
-    decoder.init(model(precision='float64'), jax.random.key(0))
+    transformer.init(model(precision='float64'), jax.random.key(0))

@@ -1,4 +1,4 @@
-"""The decoder computes what transformers computes: logits, states, gradients; reference numbers by make_fixtures.py."""
+"""The model computes what transformers computes: logits, states, gradients; reference numbers by make_fixtures.py."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ import pytest
 from lns_jax.config import ModelConfig
 from lns_jax.layers import attention
 from lns_jax.layers.norms import Norm
-from lns_jax.models import decoder
+from lns_jax.models import transformer
 from lns_jax.train import step
 from hf_fixtures import CLOSE, fixture, model, ours, read
 
@@ -38,7 +38,7 @@ def test_states_are_embedding_and_every_block_before_the_final_norm(name, loop):
 
 def test_states_is_what_apply_taps():
   config, params, tokens, right = model('llama_mqa')
-  states = jax.jit(lambda p: decoder.states(config, p, tokens))(params)
+  states = jax.jit(lambda p: transformer.states(config, p, tokens))(params)
   assert states.shape == (config.num_layers + 1, *tokens.shape, config.d_model)
   np.testing.assert_allclose(states, right['states'], **CLOSE)
 
@@ -74,14 +74,14 @@ def test_loss_and_its_gradient_by_every_weight(name, loop):
 def test_packed_documents_get_the_logits_of_documents_run_alone(name):
   config, params, tokens, right = model(name)
   segments = 1 + (np.arange(tokens.shape[1]) >= fixture(name)[0]['cut']) * np.ones_like(tokens)
-  logits = jax.jit(lambda p: decoder.forward(config, p, tokens, segment_ids=segments))(params)
+  logits = jax.jit(lambda p: transformer.forward(config, p, tokens, segment_ids=segments))(params)
   np.testing.assert_allclose(logits, right['packed_logits'], **CLOSE)
 
 
 @pytest.mark.parametrize('name', NAMES)
 def test_greedy_continuation(name):
   config, params, _, right = model(name)
-  forward = jax.jit(lambda tokens: decoder.forward(config, params, tokens))
+  forward = jax.jit(lambda tokens: transformer.forward(config, params, tokens))
   tokens = np.zeros_like(right['greedy'])
   prompt = fixture(name)[0]['prompt']
   tokens[:, :prompt] = right['greedy'][:, :prompt]
@@ -97,7 +97,7 @@ def test_the_reference_tells_wrong_settings_apart(change):
   if change.get('scheme') == 'post':
     params['layers'] = {l: {n.replace('in_norm', 'out_norm'): v for n, v in p.items()}
                         for l, p in params['layers'].items()}
-  logits = jax.jit(lambda p: decoder.forward(wrong, p, tokens))(params)
+  logits = jax.jit(lambda p: transformer.forward(wrong, p, tokens))(params)
   assert np.abs(logits - right['logits']).max() > 1e-3
 
 
@@ -105,7 +105,7 @@ def test_variance_of_the_last_state_is_not_that_of_a_normalised_one():
   # known fault D4, the tell-tale: behind a final norm with unit gain the mean square is 1 whatever goes in
   config, params, tokens, _ = model('llama_gqa')
   louder = {**params, 'embed': {'table': 100 * params['embed']['table']}}
-  mean_square = jax.jit(lambda p: jnp.mean(jnp.square(decoder.states(config, p, tokens)[-1])))
+  mean_square = jax.jit(lambda p: jnp.mean(jnp.square(transformer.states(config, p, tokens)[-1])))
   quiet, loud = mean_square(params), mean_square(louder)
   assert abs(quiet - 1) > 0.1 and loud > 10 * quiet
 

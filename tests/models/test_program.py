@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lns_jax.models import decoder, loss
+from lns_jax.models import loss, transformer
 from tiny import batch, model, params
 
 L = 7
@@ -19,7 +19,7 @@ def compiled(config, rows=2, T=8, gradient=False):
   p, b = params(config), batch(rows, T, config.vocab_size)
   def f(q, b):
     w = loss.weights(b)
-    logits = decoder.forward(config, q, b['tokens'], segment_ids=b['segment_ids'])
+    logits = transformer.forward(config, q, b['tokens'], segment_ids=b['segment_ids'])
     return jnp.sum(loss.token_losses(logits, b['targets'], w))
   return jax.jit(jax.grad(f) if gradient else f).lower(p, b)
 
@@ -71,7 +71,7 @@ def test_every_fixed_factor_is_read_off_the_compiled_program(scheme):
 def stepped(config):
   """The forward pass with a traced step, as in training."""
   p, b = params(config), batch(2, 8, config.vocab_size)
-  f = lambda q, b, step: decoder.head(config, q, decoder.stream(config, q, b['tokens'], step=step)[0])
+  f = lambda q, b, step: transformer.head(config, q, transformer.stream(config, q, b['tokens'], step=step)[0])
   return jax.jit(f).lower(p, b, np.int32(5))
 
 

@@ -54,8 +54,9 @@ def test_any_batch_and_any_devices_give_the_same_numbers(devices):
   for f in found:
     assert f['tokens'] == real.sum() and f['bytes'] == data.tokenizer.token_bytes[data.rows['targets']][real].sum()
     assert f['loss'] == pytest.approx(found[0]['loss'], rel=1e-6)
-  from lns_jax.models import decoder
-  logits = np.asarray(decoder.forward(config, p, data.rows['tokens'], segment_ids=data.rows['segment_ids']), np.float64)
+  from lns_jax.models import transformer
+  logits = transformer.forward(config, p, data.rows['tokens'], segment_ids=data.rows['segment_ids'])
+  logits = np.asarray(logits, np.float64)
   losses = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, data.rows['targets'][..., None], -1)[..., 0]
   assert found[0]['loss'] == pytest.approx(losses[real].mean(), rel=1e-5)
 

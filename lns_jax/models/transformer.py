@@ -1,0 +1,253 @@
+"""A model: input, blocks, final norm, head, as pure functions of (config, params, input).
+
+The families differ in what lies before and behind the blocks, and in nothing else: each is a module (`decoder`,
+`vit`) with the same functions, which `family` finds.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lns_jax import config as config_lib
+from lns_jax.errors import UserError
+from lns_jax.layers import attention, block, completep, param, schemes
+from lns_jax.layers.norms import Norm, times, wide
+from lns_jax.models import decoder, layout, vit
+
+# From a block's `out` to what the caller wants of it; called inside the loop over layers.
+Read = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
+
+STREAM = ('batch', 'seq', 'stream')  # logical axes of x_BTD
+# Numbers of the draws outside of the blocks: a twin with a part more keeps the draws of the others.
+DRAWS = ('embed', 'final_norm', 'head', 'embed_norm')
+
+
+FAMILIES = {'decoder': decoder, 'vit': vit}
+
+
+def family(config: config_lib.ModelConfig):
+  """The module that knows the ends of the model."""
+  return FAMILIES[config.family]
+
+
+def _modules(config: config_lib.ModelConfig) -> dict[str, tuple[nn.Module, tuple]]:
+  """Everything outside the blocks, with the arguments that initialise it."""
+  x = jnp.zeros((1, 1, config.d_model), param.dtypes(config)[1])
+  norms = ['final_norm'] + ['embed_norm'] * schemes.row(config, config.layer_ids[0]).embed_norm
+  return {name: (Norm(config), (x,)) for name in norms} | {n: (m, ()) for n, m in family(config).ends(config).items()}
+
+
+def boxed_init(config: config_lib.ModelConfig, rng: jax.Array):
+  """Canonical parameters, each in a box that names its logical axes."""
+  x = jnp.zeros((1, 1, config.d_model), param.dtypes(config)[1])
+  ctx = attention.context(config, x, None)
+  rng_outer, rng_layers = jax.random.split(rng)
+  params = {}
+  for name, (module, args) in _modules(config).items():
+    found = module.init(jax.random.fold_in(rng_outer, DRAWS.index(name)), *args).get('params')
+    params |= {name: found} if found else {}  # a norm may have none
+  # A layer's draw depends on its own index alone: a model with layers removed or added keeps the others'.
+  params['layers'] = {
+      str(l): block.Block(config).init(jax.random.fold_in(rng_layers, l), x, ctx, l)['params']
+      for l in config.layer_ids}
+  return params
+
+
+def init(config: config_lib.ModelConfig, rng: jax.Array, batch: Mapping[str, jax.Array] | None = None):
+  """Fresh parameters in the layout of `config.loop`; the same numbers for every loop and every scheme's twin.
+
+  Args:
+    batch: as of `apply`, read by schemes whose start depends on data (Admin).
+
+  Raises:
+    UserError: the scheme needs a batch and there is none.
+  """
+  params = unprofiled(config, rng)
+  if schemes.row(config, config.layer_ids[-1]).profiled:
+    if batch is None:
+      raise UserError(f'scheme {config.scheme!r} starts from the variance of its branches on a batch; give init one.')
+    params = _profiled(config, params, batch)
+  return params
+
+
+def unprofiled(config: config_lib.ModelConfig, rng: jax.Array):
+  """Fresh parameters that no batch was read for: those of `init` for most schemes, the shapes of them for all."""
+  return layout.native(nn.unbox(boxed_init(config, rng)), config)
+
+
+def _profiled(config: config_lib.ModelConfig, params, batch):
+  """Admin's start (arXiv 2004.08249, section 4.2): a_i = sqrt(sum of Var f_j over the sub-layers j below i).
+
+  The variances are those on `batch` with every a at 1. The first sum is empty: that a stays 1 (our reading).
+  """
+  w_BT = family(config).real_tokens(config, batch)
+  def variance(f_BTD):
+    f_BTD = f_BTD.astype(wide(f_BTD))
+    mean = lambda v: jnp.sum(w_BT * jnp.mean(v, axis=-1)) / jnp.sum(w_BT)
+    return mean(jnp.square(f_BTD - mean(f_BTD)))
+  _, kept = stream(config, params, batch[family(config).INPUT], batch.get('segment_ids'),
+                   lambda out: {sub: variance(out[f'{sub}_out']) for sub in schemes.SUBLAYERS if f'{sub}_out' in out})
+  params, below = layout.unstack(params), 0.0
+  for l in config.layer_ids:
+    for sub in schemes.SUBLAYERS:
+      if l != config.layer_ids[0] or sub != schemes.SUBLAYERS[0]:
+        layer = params['layers'][str(l)]
+        layer[f'{sub}_a'] = jnp.full_like(layer[f'{sub}_a'], jnp.sqrt(below))
+      below += kept[l][sub]
+  return layout.native(params, config)
+
+
+def embed(config: config_lib.ModelConfig, params, inputs: jax.Array) -> jax.Array:
+  """tokens or images -> the stream that enters layer 1, [B, T, D] in the compute type."""
+  x_BTD = family(config).embed(config, params, inputs)
+  if schemes.row(config, config.layer_ids[0]).embed_norm:
+    x_BTD = Norm(config).apply({'params': params.get('embed_norm', {})}, x_BTD)
+  return nn.with_logical_constraint(x_BTD, STREAM)
+
+
+def final_norm(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
+  """Last stream -> what the head reads: the final norm of it, never scaled by a scheme's factor."""
+  x_BTD = Norm(config).apply({'params': params.get('final_norm', {})}, x_BTD)
+  if schemes.row(config, config.layer_ids[0]).completep:
+    x_BTD = times(x_BTD, 1 / completep.width(config))
+  return x_BTD
+
+
+def head(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
+  """Last stream -> logits, float32 or wider."""
+  return family(config).logits(config, params, final_norm(config, params, x_BTD))
+
+
+def _remat(config: config_lib.ModelConfig, step: Callable, in_scan: bool = False) -> Callable:
+  """The step of a loop over layers, its activations recomputed in the backward pass if the config says so."""
+  # Inside a scan nothing can be merged across iterations, so that the barrier against it only costs.
+  return jax.checkpoint(step, prevent_cse=not in_scan) if config.remat == 'full' else step
+
+
+def run_factors(config: config_lib.ModelConfig, run: layout.Run) -> dict[str, schemes.Factors]:
+  """Factors of a run of layers: a Python float where all agree, else one constant fp32 vector."""
+  each = [schemes.factors(config, l) for l in run]
+  dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
+  def merge(sub, field):
+    values = [getattr(e[sub], field) for e in each]
+    return values[0] if len(set(values)) == 1 else np.array(values, dtype)
+  return {sub: schemes.Factors(*(merge(sub, f) for f in schemes.FACTORS)) for sub in schemes.SUBLAYERS}
+
+
+def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attention.Context, read: Read):
+  """All blocks in turn.
+
+  Returns:
+    x_BTD: the stream after the last block.
+    kept: {layer id: what `read` kept of that block's `out`}.
+  """
+  kept = {}
+  if not layout.is_stacked(params['layers']):
+    for l in config.layer_ids:
+      step = _remat(config, lambda p, x, l=l: _block(config, p, x, ctx, l, read))
+      x_BTD, kept[l] = step(params['layers'][str(l)], x_BTD)
+    return x_BTD, kept
+  for run in layout.runs(config):
+    x_BTD, stacked = _scan_run(config, params['layers'][layout.run_name(run)], x_BTD, ctx, run, read)
+    kept |= {l: jax.tree.map(lambda v, i=i: v[i], stacked) for i, l in enumerate(run)}
+  return x_BTD, kept
+
+
+def _block(config, p, x_BTD, ctx, layer: int, read: Read, override=None):
+  x_BTD, out = block.Block(config).apply({'params': p}, x_BTD, ctx, layer, override)
+  return nn.with_logical_constraint(x_BTD, STREAM), read(out)
+
+
+def _scan_run(config, stacked, x_BTD, ctx, run: layout.Run, read: Read):
+  k = run_factors(config, run)
+  vectors = {sub: {f: v for f, v in vars(k[sub]).items() if not isinstance(v, float)} for sub in k}
+  def step(x, scanned):
+    p, scalars = scanned
+    override = {sub: schemes.Factors(**{**vars(k[sub]), **scalars[sub]}) for sub in k}
+    return _block(config, p, x, ctx, run[0], read, override)
+  return jax.lax.scan(_remat(config, step, in_scan=True), x_BTD, (stacked, vectors))
+
+
+def stream(config: config_lib.ModelConfig, params, inputs: jax.Array, segment_ids_BT=None,
+           read: Read = lambda out: {}, step=None):
+  """Embedding and blocks. Returns (stream before the final norm [B, T, D], {0: {'out': embedding}, l: kept}).
+
+  step: finished updates while training, which ProRes' factors grow with; else `config.ramp_step` says.
+  """
+  x_BTD = embed(config, params, inputs)
+  ctx = attention.context(config, x_BTD, segment_ids_BT, step)
+  kept = {0: read({'out': x_BTD})}
+  x_BTD, per_layer = layers(config, params, x_BTD, ctx, read)
+  return x_BTD, kept | per_layer
+
+
+def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None) -> jax.Array:
+  """tokens [B, T] -> logits [B, T, V] float32; or images [B, S, S, C] -> logits [B, classes].
+
+  Segment 0 is padding; positions restart at each segment.
+  """
+  x_BTD, _ = stream(config, params, tokens, segment_ids)
+  return head(config, params, x_BTD)
+
+
+def states(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None) -> jax.Array:
+  """The residual stream [L+1, B, T, D]: the embedding, then after each block, all before the final norm.
+
+  tokens [B, T]; or images [B, S, S, C] of a ViT, whose T are the CLS token, if it has one, and the patches in rows.
+  """
+  _, kept = stream(config, params, tokens, segment_ids, read=lambda out: {'out': out['out']})
+  return jnp.stack([kept[l]['out'] for l in (0, *config.layer_ids)])
+
+
+def tap_names(config: config_lib.ModelConfig) -> list[str]:
+  """Every name that `apply` can return."""
+  fields = [f'{sub}_{kind}' for sub in schemes.SUBLAYERS for kind in ('x', 'in', 'out', 'branch')] + ['out']
+  return ['embed', *(f'layers/{l}/{f}' for l in config.layer_ids for f in fields)]
+
+
+def apply(config: config_lib.ModelConfig, params, batch: Mapping[str, jax.Array], taps=()):
+  """Logits and the named intermediates.
+
+  Args:
+    batch: 'tokens' [B, T] and optionally 'segment_ids'; or 'images' [B, S, S, C].
+    taps: names or patterns such as 'layers/7/attn_out', 'layers/*/out', 'embed'; see `tap_names`.
+
+  Returns:
+    (logits as of `forward`, {name: [B, T, D]}).
+
+  Raises:
+    UserError: when a tap matches nothing.
+  """
+  names = tap_names(config)
+  wanted = [n for n in names if any(fnmatch(n, t) for t in taps)]
+  for t in taps:
+    if not any(fnmatch(n, t) for n in names):
+      raise UserError(f"no intermediate is called {t!r}; there are 'embed' and layers/l/field with field one of "
+                      f"{', '.join(n.split('/')[2] for n in names[1:10])}.")
+  fields = {n.split('/')[-1] for n in wanted} - {'embed'} | {'out'}
+  x_BTD, kept = stream(config, params, batch[family(config).INPUT], batch.get('segment_ids'),
+                       read=lambda out: {f: v for f, v in out.items() if f in fields})
+  find = lambda n: kept[0]['out'] if n == 'embed' else kept[int(n.split('/')[1])][n.split('/')[2]]
+  return head(config, params, x_BTD), {n: find(n) for n in wanted}
+
+
+def remove_layers(config: config_lib.ModelConfig, params, ids):
+  """The model without the layers `ids`; every other layer keeps its own index and factor.
+
+  Returns (config, params). Raises UserError for an id that the model does not have, or when none would stay.
+  """
+  missing = sorted(set(ids) - set(config.layer_ids))
+  if missing:
+    raise UserError(f'the model has no layer {missing[0]}; its layers are {layout.run_name(config.layer_ids)}.')
+  rest = tuple(l for l in config.layer_ids if l not in set(ids))
+  if not rest:
+    raise UserError('removing every layer leaves no model; keep at least one.')
+  config = dataclasses.replace(config, layer_ids=rest, num_layers=len(rest))
+  params = layout.unstack(params)
+  params = {**params, 'layers': {str(l): params['layers'][str(l)] for l in rest}}
+  return config, layout.native(params, config)
