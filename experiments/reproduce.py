@@ -1,6 +1,6 @@
 """One table or figure of the paper: numbers, plot and page in --workdir.
 
-  python experiments/reproduce.py --item=schemes --scale=cpu --workdir=runs/schemes [--jobs=2]
+  python experiments/reproduce.py --item=schemes --scale=cpu --workdir=runs/schemes
 
 Items: schemes, every norm placement trained alike, each at its own best learning rate and compared with pre in pairs
 of seeds. Scales: cpu, the quickstart's budget (hours on 2 cores); tiny, a smoke test; tpu, LLaMA-130M on C4, which
