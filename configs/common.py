@@ -71,3 +71,18 @@ def tiny_olmo(d_model: int, layers: int, heads: int) -> config_dict.ConfigDict:
   c = olmo(d_model, 4 * d_model, layers, heads, init='truncated', seq_len=4096, lr=6e-4, warmup=5_000)
   c.optimizer.decay = 'all'
   return c
+
+
+def vit(d_model: int, layers: int, heads: int) -> config_dict.ConfigDict:
+  """ViT as timm has it: LayerNorm of 1e-6, biases everywhere, exact GELU of 4 D, CLS token; 224 x 224, patches of 16.
+
+  The paper gives no training settings for its ViTs: these are ours, after DeiT (AdamW, 1,024 images an update, rate
+  1e-3, decay 0.05, cosine). The 30,000 updates are those that Figure 8 shows.
+  """
+  c = base()
+  c.model.update(family='vit', causal=False, norm='layernorm', norm_eps=1e-6, bias='all', mlp='gelu',
+                 d_model=d_model, d_ff=4 * d_model, num_layers=layers, num_heads=heads)
+  c.optimizer.update(name='adamw', lr=1e-3, warmup_steps=1_500, final_lr_ratio=0.01, weight_decay=0.05)
+  c.train.update(steps=30_000, batch_size=1024)
+  c.eval.update(every=1000)
+  return c

@@ -16,6 +16,7 @@ from lns_jax.layers import schemes
 from lns_jax.settings import Section, from_dict, setting, to_dict  # the last two for whoever holds a config
 
 
+
 PRECISIONS = {
     # name: (parameters, compute). `auto` becomes float32 on a CPU and bfloat16 elsewhere.
     'auto': None,
@@ -50,7 +51,7 @@ class ModelConfig(Section):
   channels: int = setting(3, 'C: numbers of a pixel.', low=1, family='vit')
   num_classes: int = setting(1000, 'Classes that the head tells apart.', low=2, family='vit')
   pooling: str = setting(
-      'cls', 'What the head reads: cls, a learned token before the patches; mean, the mean of the patches, no such one.',
+      'cls', 'What the head reads: cls, a learned token before the patches; mean, the mean of the patches alone.',
       choices=('cls', 'mean'), family='vit')
   d_model: int = setting(768, 'D: width of the residual stream.', low=1)
   d_ff: int = setting(2048, 'F: hidden width of the MLP.', low=1)
@@ -134,13 +135,7 @@ class ModelConfig(Section):
 
   def _check_family(self):
     """Refuses settings that the family cannot have."""
-    fields = dataclasses.fields(self)
-    for f in fields:
-      owner, value = f.metadata['family'], getattr(self, f.name)
-      if owner and owner != self.family and value != f.default:
-        own = ', '.join(g.name for g in fields if g.metadata['family'] == self.family)
-        raise UserError(f'model.{f.name} = {value!r} is a setting of model.family = {owner} alone; those of '
-                        f'model.family = {self.family} are {own}, and all that the families share.')
+    self.refuse_foreign(self.family)
     if self.family == 'vit':
       if self.causal:
         raise UserError('model.family = vit sees the whole image: of model.causal only False is allowed.')
@@ -174,13 +169,16 @@ class DataConfig(Section):
       'embedded', 'embedded; a file or folder of text, JSONL, Parquet or token shards; tfds:NAME; a prepared folder.')
   data_dir: str = setting('', 'TFDS data_dir for tfds: sources.')
   cache_dir: str = setting('', 'Where prepared data go; empty: $LNS_JAX_CACHE, else the user cache folder.')
-  text_field: str = setting('text', 'Name of the field that holds the text in JSONL, Parquet and TFDS records.')
-  tokenizer: str = setting('bpe', 'bpe (trained on the train split), byte, or a .model / tokenizer.json file.')
-  add_bos: bool = setting(True, 'Whether a document starts with BOS where the tokenizer has one.')
+  text_field: str = setting(
+      'text', 'Name of the field that holds the text in JSONL, Parquet and TFDS records.', family='decoder')
+  tokenizer: str = setting(
+      'bpe', 'bpe (trained on the train split), byte, or a .model / tokenizer.json file.', family='decoder')
+  add_bos: bool = setting(
+      True, 'Whether a document starts with BOS where the tokenizer has one.', family='decoder')
   packing: str = setting(
       'packed', 'packed: documents share rows behind a segment mask; paper: one document a row, cut or padded.',
-      choices=('packed', 'paper'))
-  seq_len: int = setting(256, 'T: positions in a row.', low=2)
+      choices=('packed', 'paper'), family='decoder')
+  seq_len: int = setting(256, 'T: positions in a row.', low=2, family='decoder')
   validation_fraction: float = setting(
       0.02, 'Share of documents held out where the source has no validation split.', above=0.0, below=1.0)
   seed: int = setting(0, 'Seed of the order of rows.', low=0, high=2**32 - 1)
@@ -225,13 +223,15 @@ class TrainConfig(Section):
 
   NAME = 'train'
   steps: int = setting(0, 'Optimizer updates.', low=0)
-  tokens: str = setting('', "Token budget such as '2.2B', '100M' or '1e9': floor(tokens / (batch_size * T)) updates.")
+  tokens: str = setting(
+      '', "Token budget such as '2.2B', '100M' or '1e9': floor(tokens / (batch_size * T)) updates.", family='decoder')
   epochs: float = setting(0.0, 'Passes over the training rows.', low=0.0, high=1e6)
   batch_size: int = setting(32, 'Rows per update, over all devices and micro-batches.', low=1)
   accumulation: int = setting(1, 'Micro-batches per update.', low=1)
   seed: int = setting(0, 'Seed of the initial weights.', low=0, high=2**32 - 1)
   loss_chunk: int = setting(
-      -1, 'Positions of a row whose logits exist at a time; 0: all; -1: 32 on a single device, else all.', low=-1)
+      -1, 'Positions of a row whose logits exist at a time; 0: all; -1: 32 on a single device, else all.', low=-1,
+      family='decoder')
   log_every: int = setting(10, 'Steps between lines of metrics.jsonl.', low=1)
   layer_stats_every: int = setting(50, 'Steps between per-layer statistics; 0: off.', low=0)
   tensorboard: bool = setting(True, 'Whether to write TensorBoard events.')
@@ -253,7 +253,7 @@ class EvalConfig(Section):
 
   NAME = 'eval'
   every: int = setting(0, 'Steps between evaluations; 0: only at the end.', low=0)
-  max_tokens: int = setting(0, 'Upper bound on evaluated tokens; 0: the whole split.', low=0)
+  max_tokens: int = setting(0, 'Upper bound on evaluated tokens; 0: the whole split.', low=0, family='decoder')
   batch_size: int = setting(0, 'Rows per evaluation batch; 0: as in training.', low=0)
 
 
@@ -296,6 +296,8 @@ class RunConfig(Section):
   mesh: MeshConfig = MeshConfig()
 
   def check(self):
+    for section in (self.data, self.train, self.eval):
+      section.refuse_foreign(self.model.family)
     if not self.train.epochs:  # epochs become steps when the rows are counted
       num_steps(self, num_rows=0)
 

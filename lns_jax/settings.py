@@ -70,6 +70,17 @@ class Section:
   def check(self):
     """Checks that need more than one field; may fill in derived fields."""
 
+  def refuse_foreign(self, family: str):
+    """Refuses a setting that only another model family has, naming those that this one has alone."""
+    fields = dataclasses.fields(self)
+    for f in fields:
+      owner, value = f.metadata['family'], getattr(self, f.name)
+      if owner and owner != family and value != f.default:
+        own = ', '.join(g.name for g in fields if g.metadata['family'] == family)
+        own = f'{own} and those that the families share' if own else 'those that the families share'
+        raise UserError(f'{self.NAME}.{f.name} = {value!r} belongs to model.family = {owner}; with model.family = '
+                        f'{family} the settings of {self.NAME} are {own}.')
+
   def fill(self, **derived):
     """Sets derived values of a frozen section."""
     for name, value in derived.items():

@@ -43,6 +43,9 @@ OTHERS = {
 }
 SMALL = dict(vocab_size=61, hidden_size=24, intermediate_size=32, max_position_embeddings=64)
 SHORT_T, SHORT_CUT = 16, 9
+# Three patches in a row: rows and columns of patches cannot be mixed up unseen.
+VIT = dict(image_size=6, patch_size=2, num_channels=3, hidden_size=24, intermediate_size=32, num_hidden_layers=3,
+           num_attention_heads=4, layer_norm_eps=1e-6, qkv_bias=True, hidden_act='gelu')
 
 
 def build(seed: int, family: str, settings: dict) -> transformers.PreTrainedModel:
@@ -127,6 +130,34 @@ def forward_reference(model, tokens, cut: int) -> dict[str, torch.Tensor]:
   return found
 
 
+def vision_reference(seed: int) -> dict[str, torch.Tensor]:
+  """Weights, logits and states of a tiny ViT with everything random, plain and under LayerNorm Scaling."""
+  config = transformers.ViTConfig(**VIT, num_labels=7, attn_implementation='eager')
+  model = transformers.ViTForImageClassification(config).float().eval()
+  rng = np.random.default_rng(seed)
+  with torch.no_grad():
+    for name, p in model.named_parameters():
+      is_gain = 'norm' in name and name.endswith('weight')
+      scale = np.prod(p.shape[1:]) ** -0.5 if name.endswith('weight') else 0.5
+      value = rng.uniform(0.5, 1.5, p.shape) if is_gain else scale * rng.standard_normal(p.shape)
+      p.copy_(torch.from_numpy(value.astype(np.float32)))
+    size = VIT['image_size']
+    images = torch.from_numpy(rng.standard_normal((B, size, size, VIT['num_channels'])).astype(np.float32))
+    found = {f'weight/{n}': p for n, p in model.named_parameters()} | {'images': images} | vision_run(model, images)
+    for l, layer in enumerate(model.vit.layers, 1):
+      for norm in (layer.layernorm_before, layer.layernorm_after):
+        norm.register_forward_hook(lambda _, __, out, l=l: out * l ** -0.5)
+    return found | {f'lns_{k}': v for k, v in vision_run(model, images).items()}
+
+
+def vision_run(model, images) -> dict[str, torch.Tensor]:
+  """Logits and the L + 1 states, which of a ViT are all before the final norm."""
+  out = model(images.permute(0, 3, 1, 2), output_hidden_states=True)
+  again = model.classifier(model.vit.layernorm(out.hidden_states[-1])[:, 0])
+  assert torch.allclose(again, out.logits, atol=1e-6), 'the last state is not the one before the final norm'
+  return {'logits': out.logits, 'states': torch.stack(out.hidden_states)}
+
+
 def save(name: str, found: dict[str, torch.Tensor], **meta):
   """Writes one fixture; `meta` says how to read it."""
   versions = {m.__name__: m.__version__ for m in (torch, transformers, np)}
@@ -148,6 +179,7 @@ def main():
     settings = {**SMALL, **settings}
     model, tokens = build(seed, family, settings), draw_tokens(seed, SHORT_T)
     save(family.lower(), forward_reference(model, tokens, SHORT_CUT), config=settings, cut=SHORT_CUT)
+  save('vit', vision_reference(len(LLAMAS) + len(OTHERS) + 1), config=VIT)
 
 
 if __name__ == '__main__':

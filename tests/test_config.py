@@ -18,6 +18,9 @@ def test_defaults_survive_the_round_trip():
   assert c.from_dict(c.RunConfig, c.defaults() | {'train': {**c.defaults()['train'], 'steps': 1000}}) == c.RunConfig()
 
 
+VIT = {'family': 'vit', 'causal': False}
+
+
 @pytest.mark.parametrize('values, words', [
     ({'model': {'schme': 'pre'}}, ['model.schme', "'scheme'"]),
     ({'optimiser': {}}, ['optimiser', "'optimizer'"]),
@@ -41,6 +44,17 @@ def test_defaults_survive_the_round_trip():
     ({'model': {'qk_norm': 'heads'}}, ['model.qk_norm', "'heads'", "'head'", 'full']),
     ({'model': {'clip_qkv': -1.0}}, ['model.clip_qkv', 'at least 0']),
     ({'model': {'sliding_window': 4, 'causal': False}}, ['sliding_window = 4', 'causal = True', 'only 0']),
+    ({'model': {'family': 'bert'}}, ['model.family', "'bert'", 'decoder', 'vit']),
+    ({'model': {'family': 'vit'}}, ['model.family = vit', 'model.causal', 'only False']),
+    *(({'model': VIT | {name: value}}, [f'model.{name} = {value}', 'image_size, patch_size, channels', 'pooling'])
+      for name, value in (('tie_embeddings', True), ('sliding_window', 4), ('rope_base', 5e5), ('vocab_size', 100))),
+    ({'model': VIT, 'data': {'packing': 'paper'}}, ["data.packing = 'paper'", 'model.family = vit']),
+    ({'model': VIT, 'data': {'seq_len': 128}}, ['data.seq_len = 128', 'model.family = vit']),
+    ({'model': VIT, 'train': {'tokens': '1M'}}, ['train.tokens', 'model.family = vit']),
+    ({'model': {'patch_size': 8}}, ['model.patch_size = 8', 'model.family = decoder', 'vocab_size, sliding_window']),
+    ({'model': {'pooling': 'mean'}}, ["model.pooling = 'mean'", 'model.family = decoder']),
+    ({'model': VIT | {'pooling': 'max'}}, ['model.pooling', "'max'", 'cls', 'mean']),
+    ({'model': VIT | {'patch_size': 15}}, ['patch_size = 15', 'image_size = 224', '14 would']),
     ({'model': {'mix_fraction': 1.5}}, ['mix_fraction', 'at most 1']),
     ({'model': {'mix_fraction': -0.1}}, ['mix_fraction', 'at least 0']),
     ({'model': {'scheme': 'mix', 'mix_count': 13}}, ['mix_count = 13', '12 layers']),
@@ -144,6 +158,8 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
   choices = field.metadata['choices']
   by_type = {bool: not field.default, int: 24, float: 2.0 if field.metadata['above'] == 1.0 else 0.5, str: '1M'}
   changed = list(choices)[-1] if choices else by_type.get(field.type, (3, 5))
+  values['model'] |= {**VIT, 'image_size': 48, 'patch_size': 24} if field.metadata['family'] == 'vit' else {}
+  values['model'] |= VIT if path[-1] == 'family' else {}
   other[path[-1]] = changed
   values['model'] |= {'num_layers': 2} if path[-1] == 'layer_ids' else {}
   values['model'] |= {'num_heads': 24} if path[-1] == 'num_kv_heads' else {}

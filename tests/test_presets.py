@@ -8,6 +8,7 @@ import pytest
 
 from lns_jax import config as config_lib
 from lns_jax import presets
+from lns_jax.errors import UserError
 from lns_jax.models import layout, transformer
 
 # name: (parameters in millions (paper.md 3.1), peak rate, steps, warm-up)
@@ -20,9 +21,9 @@ PAPER = {
 
 @pytest.mark.parametrize('name', presets.config_names())
 def test_every_config_loads_and_names_its_command(name):
-  presets.load_config(name)
+  vit = presets.load_config(name).model.family == 'vit'
   text = presets.config_names()[name].read_text()
-  assert f'--config={name}' in text.split('"""')[1]
+  assert (f"load_config('{name}')" if vit else f'--config={name}') in text.split('"""')[1]
 
 
 @pytest.mark.parametrize('size', PAPER)
@@ -78,6 +79,42 @@ def test_qwen2_5_has_the_tensors_of_its_checkpoint():
   model = presets.load_config('qwen2_5_0_5b').model
   shapes = jax.eval_shape(lambda: layout.unstack(transformer.init(model, jax.random.key(0))))
   assert len(jax.tree.leaves(shapes)) == 290
+
+
+def vit_by_hand(D, L, pixels, tokens, classes, layerscale):
+  # four projections, two of 4 D, all with biases; two norms of gain and bias; LayerScale on both branches
+  layer = 4 * (D**2 + D) + 8 * D**2 + 5 * D + 4 * D + 2 * D * layerscale
+  return pixels * D + D + D + tokens * D + L * layer + 2 * D + classes * D + classes
+
+
+@pytest.mark.parametrize('name, published, by_hand', [
+    ('vit_s16', 22_050_664, vit_by_hand(384, 12, 16 * 16 * 3, 1 + 14 * 14, 1000, False)),
+    ('vit_s16_36x1', 64_665_448, vit_by_hand(384, 36, 768, 197, 1000, True)),
+    ('vit_s16_36x1:noscale', 64_637_800, vit_by_hand(384, 36, 768, 197, 1000, False)),
+    ('vit_tiny', 305_034, vit_by_hand(64, 6, 4 * 4, 1 + 7 * 7, 10, False)),
+    ('vit_tiny:digits', 302_154, vit_by_hand(64, 6, 2 * 2, 1 + 4 * 4, 10, False)),
+])
+def test_parameters_of_the_vision_transformers(name, published, by_hand):
+  model = presets.load_config(name).model
+  shapes = jax.eval_shape(lambda: transformer.init(model, jax.random.key(0)))
+  assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == published == by_hand
+  assert (model.norm, model.norm_eps, model.bias, model.mlp, model.pooling) == ('layernorm', 1e-6, 'all', 'gelu', 'cls')
+
+
+def test_the_deep_vision_transformer_has_timms_layerscale_or_none():
+  scaled, plain = (presets.load_config(n).model for n in ('vit_s16_36x1', 'vit_s16_36x1:noscale'))
+  assert (scaled.scheme, scaled.layerscale_init, plain.scheme) == ('layerscale', 1e-5, 'pre')
+  shapes = lambda m: jax.eval_shape(lambda: transformer.init(m, jax.random.key(0)))['layers']['36']
+  assert shapes(scaled)['attn_b'].shape == shapes(scaled)['mlp_b'].shape == (384,)
+  with pytest.raises(UserError, match="'noscal'.*noscale"):
+    presets.load_config('vit_s16_36x1:noscal')
+
+
+@pytest.mark.parametrize('scheme', ['pre', 'lns', 'branch_lns'])
+def test_rows_of_table_5_have_the_same_parameters(scheme):
+  model = dataclasses.replace(presets.load_config('vit_s16').model, scheme=scheme)
+  shapes = jax.eval_shape(lambda: transformer.init(model, jax.random.key(0)))
+  assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == 22_050_664
 
 
 # paper.md 3.3: (rate, schedule, warm-up, positions in a row, init)

@@ -28,11 +28,14 @@ def rebuilt(config: config_lib.ModelConfig, **changes) -> config_lib.ModelConfig
 def params(config: config_lib.ModelConfig, seed: int = 0, random_gains: bool = True):
   """Initial parameters with gains and learned factors uniform in [0.5, 1.5], the same for both layouts."""
   tree = layout.unstack(transformer.init(config, jax.random.key(seed), batch(vocab=config.vocab_size)))
-  if random_gains:
-    rng, names = np.random.default_rng(seed), {'gain', 'bias', 'alpha', *schemes.LEARNED}
-    tree = jax.tree_util.tree_map_with_path(
-        lambda path, x: jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype) if path[-1].key in names else x, tree)
-  return layout.native(tree, config)
+  return layout.native(with_random_gains(tree, seed) if random_gains else tree, config)
+
+
+def with_random_gains(tree, seed: int = 0):
+  """Canonical parameters with gains, biases of norms and learned factors uniform in [0.5, 1.5]."""
+  rng, names = np.random.default_rng(seed), {'gain', 'bias', 'alpha', *schemes.LEARNED}
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype) if path[-1].key in names else x, tree)
 
 
 def batch(rows: int = 4, T: int = 16, vocab: int = 256, seed: int = 0, segments: bool = True) -> dict:

@@ -51,7 +51,7 @@ def _prefixes(config: ModelConfig, params, ctx, x):
 def _losses(config: ModelConfig, params, batch):
   """(summed loss of each sequence [B], the same without each layer [B, L], weights [B])."""
   family = transformer.family(config)
-  x = transformer.embed(config, params, batch[family.INPUT])
+  x = transformer.embed(config, params, transformer.inputs(config, batch))
   ctx = attention.context(config, x, batch.get('segment_ids'))
   def row_losses(x):
     return family.row_losses(config, params, transformer.final_norm(config, params, x), batch)

@@ -64,7 +64,7 @@ def all_pairs(states: jax.Array, mask_BT: jax.Array):
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _sums(config: ModelConfig, params, batch, cls: bool):
   family = transformer.family(config)
-  states = transformer.states(config, params, batch[family.INPUT], segment_ids=batch.get('segment_ids'))
+  states = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
   mask_BT = family.real_tokens(config, batch)
   if not cls and config.has_cls:
     mask_BT = mask_BT.at[:, 0].set(0)

@@ -35,6 +35,14 @@ def family(config: config_lib.ModelConfig):
   return FAMILIES[config.family]
 
 
+def inputs(config: config_lib.ModelConfig, batch: Mapping[str, jax.Array]) -> jax.Array:
+  """What the model reads of a batch. Raises UserError when the batch has none of it."""
+  name = family(config).INPUT
+  if name not in batch:
+    raise UserError(f'a model of family {config.family} reads {name!r}, but the batch has {sorted(batch)}.')
+  return batch[name]
+
+
 def _modules(config: config_lib.ModelConfig) -> dict[str, tuple[nn.Module, tuple]]:
   """Everything outside the blocks, with the arguments that initialise it."""
   x = jnp.zeros((1, 1, config.d_model), param.dtypes(config)[1])
@@ -90,7 +98,7 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
     f_BTD = f_BTD.astype(wide(f_BTD))
     mean = lambda v: jnp.sum(w_BT * jnp.mean(v, axis=-1)) / jnp.sum(w_BT)
     return mean(jnp.square(f_BTD - mean(f_BTD)))
-  _, kept = stream(config, params, batch[family(config).INPUT], batch.get('segment_ids'),
+  _, kept = stream(config, params, inputs(config, batch), batch.get('segment_ids'),
                    lambda out: {sub: variance(out[f'{sub}_out']) for sub in schemes.SUBLAYERS if f'{sub}_out' in out})
   params, below = layout.unstack(params), 0.0
   for l in config.layer_ids:
@@ -102,9 +110,9 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
   return layout.native(params, config)
 
 
-def embed(config: config_lib.ModelConfig, params, inputs: jax.Array) -> jax.Array:
+def embed(config: config_lib.ModelConfig, params, tokens: jax.Array) -> jax.Array:
   """tokens or images -> the stream that enters layer 1, [B, T, D] in the compute type."""
-  x_BTD = family(config).embed(config, params, inputs)
+  x_BTD = family(config).embed(config, params, tokens)
   if schemes.row(config, config.layer_ids[0]).embed_norm:
     x_BTD = Norm(config).apply({'params': params.get('embed_norm', {})}, x_BTD)
   return nn.with_logical_constraint(x_BTD, STREAM)
@@ -173,13 +181,15 @@ def _scan_run(config, stacked, x_BTD, ctx, run: layout.Run, read: Read):
   return jax.lax.scan(_remat(config, step, in_scan=True), x_BTD, (stacked, vectors))
 
 
-def stream(config: config_lib.ModelConfig, params, inputs: jax.Array, segment_ids_BT=None,
+def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids_BT=None,
            read: Read = lambda out: {}, step=None):
   """Embedding and blocks. Returns (stream before the final norm [B, T, D], {0: {'out': embedding}, l: kept}).
 
   step: finished updates while training, which ProRes' factors grow with; else `config.ramp_step` says.
   """
-  x_BTD = embed(config, params, inputs)
+  if segment_ids_BT is not None and config.family != 'decoder':
+    raise UserError(f'segment_ids divide rows of text; a model of family {config.family} takes none.')
+  x_BTD = embed(config, params, tokens)
   ctx = attention.context(config, x_BTD, segment_ids_BT, step)
   kept = {0: read({'out': x_BTD})}
   x_BTD, per_layer = layers(config, params, x_BTD, ctx, read)
@@ -230,7 +240,7 @@ def apply(config: config_lib.ModelConfig, params, batch: Mapping[str, jax.Array]
       raise UserError(f"no intermediate is called {t!r}; there are 'embed' and layers/l/field with field one of "
                       f"{', '.join(n.split('/')[2] for n in names[1:10])}.")
   fields = {n.split('/')[-1] for n in wanted} - {'embed'} | {'out'}
-  x_BTD, kept = stream(config, params, batch[family(config).INPUT], batch.get('segment_ids'),
+  x_BTD, kept = stream(config, params, inputs(config, batch), batch.get('segment_ids'),
                        read=lambda out: {f: v for f, v in out.items() if f in fields})
   find = lambda n: kept[0]['out'] if n == 'embed' else kept[int(n.split('/')[1])][n.split('/')[2]]
   return head(config, params, x_BTD), {n: find(n) for n in wanted}

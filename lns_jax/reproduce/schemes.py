@@ -179,7 +179,7 @@ def _time(table: Table, found: dict):
 
 
 def _bar(what: str, initial: int, total: int) -> tqdm.tqdm:
-  return tqdm.tqdm(desc=what, initial=initial, total=total, unit='run', dynamic_ncols=True, smoothing=0.1, miniters=0,
+  return tqdm.tqdm(desc=what, initial=initial, total=total, unit='run', dynamic_ncols=True, smoothing=0, miniters=0,
                    mininterval=10)
 
 

@@ -91,6 +91,9 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
       which case the last good checkpoint is kept and the first bad layer and the batch are named.
     Preempted: after SIGTERM, once the state is saved.
   """
+  if config.model.family != 'decoder':
+    raise UserError(f'model.family = {config.model.family} cannot be trained yet, only model.family = decoder; '
+                    'lns_jax.init, forward, states and depth take it.')
   workdir, start, config = resume.open_workdir(workdir), time.perf_counter(), resolved(config)
   run = set_up(config, workdir)
   with (resume.alone(workdir), Signals() as signals,
