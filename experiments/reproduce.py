@@ -1,10 +1,11 @@
-"""One table or figure of the paper: numbers, plot and page in --workdir. Run it again after an interruption: it goes on.
+"""One table or figure of the paper: numbers, plot and page in --workdir.
 
-  python experiments/reproduce.py --item=schemes --scale=cpu --workdir=runs/schemes [--jobs=2]
+  python experiments/reproduce.py --item=schemes --scale=cpu --workdir=runs/schemes
 
 Items: schemes, every norm placement trained alike, each at its own best learning rate and compared with pre in pairs
 of seeds. Scales: cpu, the quickstart's budget (hours on 2 cores); tiny, a smoke test; tpu, LLaMA-130M on C4, which
---data_dir (TFDS) or --data_source (made by prepare_data.py) point to.
+--data_dir (TFDS) or --data_source (made by prepare_data.py) point to. Run it again after an interruption: it goes on.
+To measure speed anew, remove WORKDIR/speed and add --only=speed.
 """
 
 from absl import flags

@@ -9,8 +9,9 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'lns_jax'
 # A module may import from its own room and from those named here.
 ALLOWED = {
     'errors': set(), 'files': set(), 'paired': set(),
-    'layers.schemes': set(), 'layers.init': set(),
-    'config': {'errors', 'layers.schemes', 'layers.init'},
+    'layers.schemes': set(), 'layers.init': set(), 'layers.completep': set(),
+    'settings': {'errors'},
+    'config': {'errors', 'settings', 'layers.schemes', 'layers.init'},
     'presets': {'config', 'errors'},
     'layers': {'config', 'errors'},
     'models': {'config', 'errors', 'layers'},

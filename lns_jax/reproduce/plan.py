@@ -89,12 +89,11 @@ def wanted(names: Sequence[str], common: float, losses: Losses) -> list[Spec]:
   grids = {arm: grid(arm, common, losses) for arm in names}
   first = [s for specs in grids.values() for s in specs if common / 2 <= s.rate <= common * 2]
   beyond = [s for specs in grids.values() for s in specs if s not in first]
-  more = []
-  for seed in range(1, MORE_SEEDS):
-    for arm in names:
-      rates = {common, best_rate(arm, common, losses)} - {None}
-      more += [Spec(arm, rate, seed) for rate in sorted(rates) if seed in seeds(arm)]
-  return first + beyond + more
+  best = {arm: best_rate(arm, common, losses) for arm in names}
+  # All seeds at the best rates, which the verdicts are of, before any at the common one.
+  more = [Spec(arm, rate, seed) for rates in (best, dict.fromkeys(names, common)) for seed in range(1, MORE_SEEDS)
+          for arm in names if seed in seeds(arm) and (rate := rates[arm]) is not None]
+  return list(dict.fromkeys(first + beyond + more))
 
 
 def expected(names: Sequence[str], common: float, losses: Losses) -> int:

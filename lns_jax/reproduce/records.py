@@ -34,8 +34,8 @@ def check(folder: pathlib.Path, record: dict, config: dict, cores: int):
       raise UserError(f'{folder} holds a run with {name} = {had!r}, but this table has {value!r}; '
                       'use another --workdir, or remove that folder.')
   if record['cores'] != cores:
-    raise UserError(f"{folder} ran on {record['cores']} processors, but now it would be {cores}, which rounds otherwise; "
-                    'use the same --jobs, or another --workdir.')
+    raise UserError(f"{folder} ran on {record['cores']} processors, but now it would be {cores}, which rounds "
+                    'otherwise; use the same --jobs, or another --workdir.')
 
 
 def _listed(value):

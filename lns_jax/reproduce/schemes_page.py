@@ -38,14 +38,14 @@ def notes(summary: dict) -> str:
       '(marked > or < where it still is). The best rate is that of seed 0 alone: a choice by one seed that treats all '
       'alike, and that seed is among those averaged.',
       'Seeds are paired: seed s gives every scheme the same order of rows and the same draws of initial weights. '
-      "'to pre' is the mean paired difference and its 95 % interval (Student's t over pairs); the verdict is of the best "
-      "rates, and says 'better' or 'worse' only where the interval excludes 0. Each interval stands alone: of twenty "
-      'schemes equal to pre about one would get a verdict by chance.',
+      "'to pre' is the mean paired difference and its 95 % interval (Student's t over pairs); the verdict is of the "
+      "best rates, and says 'better' or 'worse' only where the interval excludes 0. Each interval stands alone: of "
+      'twenty schemes equal to pre about one would get a verdict by chance.',
       'A diverged run counts as an infinite loss. Last variance: over the hidden units, at what leaves the last block, '
       'mean over the tokens of the last training batch, before the last update, and over the seeds at the best rate.',
-      f"{hardware.get('cpu') or hardware.get('device')}, {hardware.get('backend')}, {cores} processor{'s' * (cores != 1)} a run; "
-      f"jax {(summary['versions'] or {}).get('jax')}, Python {hardware.get('python')}; corpus "
-      f"{_or(summary['corpus_hash'], '')[:12]}; commit {commits}.",
+      f"{hardware.get('cpu') or hardware.get('device')}, {hardware.get('backend')}, "
+      f"{cores} processor{'s' * (cores != 1)} a run; jax {(summary['versions'] or {}).get('jax')}, "
+      f"Python {hardware.get('python')}; corpus {_or(summary['corpus_hash'], '')[:12]}; commit {commits}.",
       f"Command: `python experiments/reproduce.py --item=schemes --scale={summary['scale']} --workdir=DIR`."]
   if speed:
     lines.insert(4, f"Speed: tokens a second over pre's, median [lowest, highest] of rounds in which {speed['steps']} "

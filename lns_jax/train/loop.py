@@ -232,8 +232,8 @@ class Trainer:
     """Evaluates the present parameters on the validation split and logs it."""
     run, settings, start = self.run, self.run.config.eval, time.perf_counter()
     rows = evaluate.batch_size(run.mesh, settings.batch_size or run.config.train.batch_size)
-    result = evaluate.evaluate(self.eval_step, self.state.params, run.dataset, run.mesh, step=self.state.step, rows=rows,
-                               max_tokens=settings.max_tokens, progress=self._watched)
+    result = evaluate.evaluate(self.eval_step, self.state.params, run.dataset, run.mesh, step=self.state.step,
+                               rows=rows, max_tokens=settings.max_tokens, progress=self._watched)
     self.eval_seconds += time.perf_counter() - start
     if not np.isfinite(result['loss']):
       raise Diverged(f"step {self.position['step']}: the validation loss is {result['loss']}; the parameters are "

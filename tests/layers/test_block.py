@@ -104,8 +104,8 @@ def test_learned_factors_are_float32_whatever_the_parameters_are(scheme):
 
 
 @pytest.mark.parametrize('scheme, extra', [
-    ('lns', 0), ('lns_init', 0), ('lns_learned', 2), ('layerscale', 2 * 64), ('skipinit', 2), ('rezero', 2), ('gpas', 1),
-    ('branch_lns', 0), ('prores', 0), ('completep', 0), ('group_ln', 0), ('sandwich', 2 * 64)])
+    ('lns', 0), ('lns_init', 0), ('lns_learned', 2), ('layerscale', 2 * 64), ('skipinit', 2), ('rezero', 2),
+    ('gpas', 1), ('branch_lns', 0), ('prores', 0), ('completep', 0), ('group_ln', 0), ('sandwich', 2 * 64)])
 def test_parameters_that_a_scheme_adds_to_a_pre_ln_block(scheme, extra):
   count = lambda scheme: sum(x.size for x in jax.tree.leaves(params(model(scheme=scheme))['layers']['2']))
   assert count(scheme) - count('pre') == extra

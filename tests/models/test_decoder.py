@@ -40,8 +40,8 @@ def test_every_block_changes_the_logits(scheme):
 
 
 # Where a block whose branches are 0 is the identity by the equation: no norm and no factor on the stream itself.
-IDENTITY = {'pre', 'lns', 'lns_init', 'lns_learned', 'lns_stabilised', 'branch_lns', 'lns_before', 'res_norm', 'sandwich',
-            'peri', 'layerscale', 'skipinit', 'rezero', 'group_ln', 'prores', 'completep'}
+IDENTITY = {'pre', 'lns', 'lns_init', 'lns_learned', 'lns_stabilised', 'branch_lns', 'lns_before', 'res_norm',
+            'sandwich', 'peri', 'layerscale', 'skipinit', 'rezero', 'group_ln', 'prores', 'completep'}
 
 
 @pytest.mark.parametrize('scheme', SCHEMES)

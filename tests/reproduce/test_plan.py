@@ -45,7 +45,7 @@ def test_a_best_rate_at_an_end_goes_on_until_it_is_inside():
   known |= losses('post', {3.2e-2: 4.15})
   assert rates(plan.grid('post', 8e-3, known))[-1] == 3.2e-2 and plan.best_rate('post', 8e-3, known) == 1.6e-2
   more = plan.wanted(['post'], 8e-3, known)[4:]
-  assert more == [Spec('post', r, s) for s in (1, 2) for r in (8e-3, 1.6e-2)]
+  assert more == [Spec('post', r, s) for r in (1.6e-2, 8e-3) for s in (1, 2)]
 
 
 def test_the_search_ends_after_two_more_rates_and_says_that_the_best_is_at_the_end():
