@@ -106,7 +106,7 @@ def test_parameters_are_those_of_transformers():
 
 
 def test_tokens_states_and_factors():
-  """Three layers, a 4 x 4 image in patches of 2, CLS: 5 tokens, 4 states; factors 1, 1/sqrt(2), 1/sqrt(3) on both norms."""
+  """L = 3, a 4 x 4 image in patches of 2, CLS: 5 tokens, 4 states; factors 1, 1/sqrt(2), 1/sqrt(3) on both norms."""
   config, plain = model(scheme='lns'), model()
   p, b = params(config), batch(config)
   states = STATES(config, p, b['images'])

@@ -202,6 +202,19 @@ def test_both_loops_take_the_same_step():
   leaves_close(layout.unstack(b.params), a.params, 1e-5)
 
 
+@pytest.mark.parametrize('parts', [1, 4])
+def test_a_growing_factor_is_that_of_the_updates_so_far(parts):
+  """ProRes: update number t + 1 sees min(t / (T l), 1)."""
+  config, b = run(scheme='prores', prores_steps=4, accumulation=parts), batch(8)
+  state = jax.device_get(jax.jit(lambda: step_lib.init_state(config, STEPS))())
+  for t in (0, 3):
+    _, metrics = step(config, b, state=state._replace(step=np.int32(t)))
+    at = dataclasses.replace(config.model, ramp_step=t)
+    total, (weight, _) = step_lib.loss_sums(at, state.params, b)
+    assert float(metrics['loss']) == pytest.approx(float(total / weight), rel=1e-6)
+    assert (metrics['attn_ratio'] == 0).all() == (t == 0)
+
+
 def test_golden_step():
   """The only expectation here that comes from our own output.
 
