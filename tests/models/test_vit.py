@@ -29,7 +29,11 @@ def model(**changes) -> ModelConfig:
 
 
 def params(config):
-  return layout.native(with_random_gains(layout.unstack(INIT(config, jax.random.key(0)))), config)
+  """Initial parameters with gains random, and what starts at (nearly) 0: biases and the CLS token."""
+  rng = np.random.default_rng(1)
+  tree = with_random_gains(layout.unstack(INIT(config, jax.random.key(0))))
+  drawn = jax.tree.map(lambda x: x if np.abs(x).max() > 1e-4 else jnp.asarray(rng.normal(size=x.shape), x.dtype), tree)
+  return layout.native(drawn, config)
 
 
 def batch(config, rows=8, seed=0):
