@@ -6,8 +6,7 @@ import math
 import jax
 import pytest
 
-from lns_jax import advice
-from lns_jax import presets
+from lns_jax import advice, presets
 from lns_jax.errors import UserError
 from lns_jax.models import layout, transformer
 
@@ -97,7 +96,7 @@ def vit_by_hand(D, L, pixels, tokens, classes, layerscale):
 def test_parameters_of_the_vision_transformers(name, published, by_hand):
   model = presets.load_config(name).model
   shapes = jax.eval_shape(lambda: transformer.init(model, jax.random.key(0)))
-  assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == count == by_hand
+  assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == published == by_hand
   assert (model.norm, model.norm_eps, model.bias, model.mlp, model.pooling) == ('layernorm', 1e-6, 'all', 'gelu', 'cls')
 
 
