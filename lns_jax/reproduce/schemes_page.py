@@ -59,12 +59,12 @@ def notes(summary: dict) -> str:
 
 def _own(settings: list[dict]) -> str:
   """Settings that one scheme alone reads, by scheme, with their meaning: what 0 or -1 stands for is said there."""
-  say = lambda o: f"`{o['setting']}` = {o['value']}{_default(o)} ({o['scheme']}: {o['meaning']})"
+  say = lambda o: f"`{o['setting']}` = {o['value']} ({o['scheme']}: {o['meaning']}{_default(o)})"
   return f"Settings of a single scheme: {'; '.join(map(say, settings))}." if settings else ''
 
 
 def _default(own: dict) -> str:
-  return '' if own['value'] == own['default'] else f", by default {own['default']},"
+  return '' if own['value'] == own['default'] else f"; by default {own['default']}"
 
 
 def _variants(rows: list[dict]) -> str:
