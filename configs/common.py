@@ -65,7 +65,8 @@ def tiny_olmo(d_model: int, layers: int, heads: int) -> config_dict.ConfigDict:
   """OLMo's tiny sizes as paper.md 3.3 has them: rate 6e-4, decay on norms and embeddings, rows of 4096, head untied.
 
   OLMo's files of these names differ by version. paper.md 3.3 has RMSNorm with gain; the OLMo-60M.yaml that we read has
-  LayerNorm without, as the larger sizes, and a rate of 1e-3, no decay on embeddings and 2^22 tokens an update.
+  LayerNorm without, as the larger sizes, a rate of 1e-3, no decay on embeddings, 2^22 tokens an update and a warm-up of
+  4.2B tokens (8,000 of our updates). Adam's eps is 1e-8 here.
   LayerNorm is used here; RMSNorm is --config.model.norm=rmsnorm --config.model.norm_eps=1e-6.
   """
   c = olmo(d_model, 4 * d_model, layers, heads, init='truncated', seq_len=4096, lr=6e-4, warmup=5_000)

@@ -8,7 +8,8 @@ vocabulary give --config.data.tokenizer=FILE, its tokenizer.json; a BPE of 50,30
 
 1176.8M parameters, tied. Table 3, 20B tokens: training loss 2.96 with OLMo's scaled init, LNS 2.85; Figure 1 has
 Pre-LN 3.15, apparently with a normal init (our inference; no seeds). The paper states tokens and size only: shape
-and training are those of OLMo-1B.yaml (paper.md 3.3), except that decay reaches the embedding.
+and training are those of OLMo-1B.yaml (paper.md 3.3), except that decay reaches the embedding, that an update is of
+2^19 tokens, as the paper's 7B curve has it, and not of the yaml's 2^22, and that Adam's eps is 1e-8.
 
 OLMo's init, mitchell, shrinks deep branches as LNS does: the authors recommend normal with LNS, as in the command
 above, and a run that has both says so.

@@ -76,17 +76,17 @@ class ModelConfig(Section):
   scheme: str = setting('pre', 'Norm placement: a row of lns_jax.layers.schemes.', choices=schemes.SCHEMES)
   p_attn: float = setting(0.5, 'Exponent p of l^-p for the attention norm.', low=0.0, high=4.0)
   p_mlp: float = setting(0.5, 'Exponent p of l^-p for the MLP norm.', low=0.0, high=4.0)
-  mix_fraction: float = setting(0.25, 'mix: share of Post-LN layers at the bottom, rounded down.', low=0.0, high=1.0)
-  mix_count: int = setting(-1, 'mix: number of Post-LN layers at the bottom; -1: by mix_fraction.', low=-1)
-  alpha_init: float = setting(1.0, "lns_learned: start of alpha; the second seed's text has 0.8.")
-  layerscale_init: float = setting(0.0, 'layerscale: start; 0: 0.1, 1e-5 or 1e-6 by depth as in CaiT.', low=0.0)
-  keel_alpha: float = setting(0.0, 'keel: factor on the stream, which the source leaves open; 0: L.', low=0.0)
-  norm_groups: int = setting(0, 'group_ln: groups of channels; 0: as many as query heads.', low=0)
-  prores_steps: int = setting(1000, 'prores: T, updates until layer 1 is whole; layer l is after T l.', low=1)
-  ramp_step: int = setting(-1, 'prores: finished updates, outside of training; -1: all, the factors are 1.', low=-1)
-  completep_alpha: float = setting(1.0, 'completep: exponent of L / L0; 0.5 is depth-muP.', low=0.5, high=1.0)
-  base_depth: int = setting(2, 'completep: L0, the depth at which the settings were tuned.', low=1)
-  base_width: int = setting(0, 'completep: d_model at which the settings were tuned; 0: this d_model.', low=0)
+  mix_fraction: float = setting(0.25, 'Share of Post-LN layers below, rounded down.', low=0.0, high=1.0, scheme='mix')
+  mix_count: int = setting(-1, 'Number of Post-LN layers at the bottom; -1: by mix_fraction.', low=-1, scheme='mix')
+  alpha_init: float = setting(1.0, "Start of alpha; the second seed's text has 0.8.", scheme='lns_learned')
+  layerscale_init: float = setting(0.0, 'Start; 0: 0.1, 1e-5, 1e-6 by depth as in CaiT.', low=0.0, scheme='layerscale')
+  keel_alpha: float = setting(0.0, 'Factor on the stream, which the source leaves open; 0: L.', low=0.0, scheme='keel')
+  norm_groups: int = setting(0, 'Groups of channels; 0: as many as query heads.', low=0, scheme='group_ln')
+  prores_steps: int = setting(1000, 'T, updates until layer 1 is whole; layer l is after T l.', low=1, scheme='prores')
+  ramp_step: int = setting(-1, 'Finished updates, outside of training; -1: all of them.', low=-1, scheme='prores')
+  completep_alpha: float = setting(1.0, 'Exponent of L / L0; 0.5 is depth-muP.', low=0.5, high=1.0, scheme='completep')
+  base_depth: int = setting(2, 'L0, the depth at which the settings were tuned.', low=1, scheme='completep')
+  base_width: int = setting(0, 'Width at which the settings were tuned; 0: this d_model.', low=0, scheme='completep')
   init: str = setting('normal', 'Initialisation: a row of lns_jax.layers.init.', choices=init_lib.INITS)
   init_std: float = setting(init_lib.STD, 'Standard deviation of the matrices at the start.', above=0.0)
   norm: str = setting('rmsnorm', 'What a norm computes, see lns_jax.layers.norms.', choices=NORMS)
@@ -147,12 +147,16 @@ class ModelConfig(Section):
 
   def _check_scheme(self):
     """Refuses a scheme whose settings or norm it cannot have."""
-    if self.scheme == 'mix' and self.mix_count > self.depth:
+    if self.mix_count > self.depth:
       raise UserError(f'model.mix_count = {self.mix_count} is more than the {self.depth} layers there are.')
-    self.fill(norm_groups=self.norm_groups or self.num_heads)
     row = schemes.row(self, self.layer_ids[-1])
-    if row.in_groups and self.d_model % self.norm_groups:
-      raise UserError(f'model.norm_groups = {self.norm_groups} does not divide model.d_model = {self.d_model}.')
+    if row.in_groups and self.d_model % (self.norm_groups or self.num_heads):
+      raise UserError(f'model.norm_groups = {self.norm_groups or self.num_heads} does not divide model.d_model = '
+                      f'{self.d_model}.')
+    if row.completep and self.base_width and init_lib.INITS[self.init].knows_width:
+      plain = [n for n, i in init_lib.INITS.items() if not i.knows_width]
+      raise UserError(f'model.scheme = {self.scheme} scales the start with width, and model.init = {self.init} does so '
+                      f"already; allowed are {', '.join(plain)}.")
     without = {'dyt'} if row.in_groups else {'nonparametric_layernorm'} if row.in_gain is not schemes.one else set()
     if self.norm in without:
       lacks = 'has no statistics to take over groups' if row.in_groups else 'has no gain to start'
@@ -213,6 +217,11 @@ class OptimizerConfig(Section):
   alpha_lr_ratio: float = setting(1.0, 'Learning rate of learned factors over that of the rest.', low=0.0)
 
   def check(self):
+    if self.alpha_clip == 'apart' and not (self.alpha_clip_norm or self.clip_norm):
+      raise UserError('optimizer.alpha_clip = apart needs optimizer.alpha_clip_norm or optimizer.clip_norm above 0.')
+    if self.alpha_clip_norm and self.alpha_clip != 'apart':
+      raise UserError(f'optimizer.alpha_clip_norm = {self.alpha_clip_norm} needs optimizer.alpha_clip = apart, got '
+                      f'{self.alpha_clip}.')
     if self.name == 'adam' and self.weight_decay:
       raise UserError(f'optimizer.weight_decay = {self.weight_decay} needs optimizer.name = adamw, got adam.')
 
@@ -300,29 +309,6 @@ class RunConfig(Section):
       section.refuse_foreign(self.model.family)
     if not self.train.epochs:  # epochs become steps when the rows are counted
       num_steps(self, num_rows=0)
-
-
-def warnings(config: RunConfig) -> list[str]:
-  """Combinations that are allowed but known to disappoint, one sentence each."""
-  m, found = config.model, []
-  row = schemes.row(m, m.layer_ids[-1])
-  if m.scheme.startswith('lns') and init_lib.INITS[m.init].depth_scaled:
-    found.append(f'model.scheme = {m.scheme} with model.init = {m.init}: both shrink deep branches, and together the '
-                 'paper measured 25.80 against 25.76 for lns alone at 130M (Table 6); model.init = normal is plain.')
-  if m.scheme == 'mix' and not schemes.mix_layers(m.depth, m):
-    found.append(f'model.scheme = mix with model.mix_fraction = {m.mix_fraction} and model.mix_count = {m.mix_count} '
-                 f'of {m.depth} layers is no Post-LN layer at all: this is pre.')
-  if row.s is schemes.stabilised:
-    found.append("model.scheme = lns_stabilised gives layers 1 and 2 the same factor, 0.9995, and every later one that "
-                 "of the layer before it: the second seed's formula; lns is the paper's.")
-  if row.init and m.init not in ('normal', row.init):
-    found.append(f'model.scheme = {m.scheme} starts the matrices of blocks by its own init {row.init}; model.init = '
-                 f'{m.init} reaches the embedding and the head only.')
-  at = schemes.site(m, m.depth, 'attn')
-  if m.qk_norm != 'none' and m.norm != 'dyt' and schemes.constant(row.s, at) * row.in_gain(at) != 1.0:
-    found.append(f'model.scheme = {m.scheme} with model.qk_norm = {m.qk_norm}: the norm of queries and keys undoes '
-                 "the scheme's factor there, so that it acts on the values and the MLP only.")
-  return found
 
 
 def check_warmup(optimizer: OptimizerConfig, steps: int):

@@ -9,13 +9,16 @@ from typing import Any
 from lns_jax.errors import UserError, nearest
 
 
-def setting(default, doc: str, *, low=None, above=None, high=None, below=None, choices=None, family=None):
+def setting(default, doc: str, *, low=None, above=None, high=None, below=None, choices=None, family=None,
+            scheme=None):
   """A dataclass field with its meaning and bounds (low, high inclusive; above, below exclusive).
 
   family: the only model family that has it; another one refuses to have it set.
+  scheme: the only scheme that reads it; with another one a run says so.
   """
+  doc = f'{scheme}: {doc}' if scheme else doc
   bounds = {'low': low, 'above': above, 'high': high, 'below': below, 'choices': choices}
-  return dataclasses.field(default=default, metadata={'doc': doc, 'family': family, **bounds})
+  return dataclasses.field(default=default, metadata={'doc': doc, 'family': family, 'scheme': scheme, **bounds})
 
 
 _BOUNDS = {

@@ -50,6 +50,7 @@ def test_help_lists_every_setting():
     (['--config=quickstart', '--config.train.steps=1.5'], ['steps', '1.5']),
     (['--config=quickstart', '--config.optimizer.warmup_steps=9999'], ['warmup_steps', '9999']),
     (['--config=quickstart', '--config.model.num_heads=3'], ['num_heads', '3', '64']),
+    (['--config=vit_tiny'], ['model.family = vit', 'decoder']),
     (['--config=quickstart', 'stray'], ["'stray'", '--name=value']),
     (['--config.model.scheme=lns'], ['--config', 'must be given']),
 ])

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from lns_jax import advice
 from lns_jax import config as c
 from lns_jax.errors import UserError
 
@@ -57,7 +58,7 @@ VIT = {'family': 'vit', 'causal': False}
     ({'model': VIT | {'patch_size': 15}}, ['patch_size = 15', 'image_size = 224', '14 would']),
     ({'model': {'mix_fraction': 1.5}}, ['mix_fraction', 'at most 1']),
     ({'model': {'mix_fraction': -0.1}}, ['mix_fraction', 'at least 0']),
-    ({'model': {'scheme': 'mix', 'mix_count': 13}}, ['mix_count = 13', '12 layers']),
+    ({'model': {'mix_count': 13}}, ['mix_count = 13', '12 layers']),
     ({'model': {'scheme': 'group_ln', 'norm_groups': 7}}, ['norm_groups = 7', '768']),
     ({'model': {'scheme': 'group_ln', 'norm': 'dyt'}}, ['group_ln', 'dyt', 'allowed are rmsnorm, layernorm']),
     ({'model': {'scheme': 'lns_init', 'norm': 'nonparametric_layernorm'}},
@@ -66,6 +67,10 @@ VIT = {'family': 'vit', 'causal': False}
     ({'model': {'init': 'kaiming'}}, ["'kaiming'", 'paper', 'mitchell', 'deepnorm']),
     ({'model': {'prores_steps': 0}}, ['prores_steps', 'at least 1']),
     ({'model': {'completep_alpha': 2}}, ['completep_alpha', 'at most 1']),
+    ({'model': {'scheme': 'completep', 'base_width': 96, 'init': 'mitchell'}},
+     ['completep', 'mitchell', 'allowed', 'scaled']),
+    ({'optimizer': {'alpha_clip': 'apart'}}, ['alpha_clip = apart', 'alpha_clip_norm or optimizer.clip_norm']),
+    ({'optimizer': {'alpha_clip_norm': 0.1}}, ['alpha_clip_norm = 0.1', 'apart']),
     ({'optimizer': {'alpha_clip': 'off'}}, ['alpha_clip', 'joint', 'apart', 'none']),
     ({'model': {'layer_ids': [1, 2]}}, ['layer_ids', '2', '12']),
     ({'model': {'num_layers': 2, 'layer_ids': [3, 2]}}, ['layer_ids', 'rise']),
@@ -162,6 +167,9 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
   values['model'] |= VIT if path[-1] == 'family' else {}
   other[path[-1]] = changed
   values['model'] |= {'num_layers': 2} if path[-1] == 'layer_ids' else {}
+  values['model'] |= {'num_layers': 24} if path[-1] == 'mix_count' else {}
+  values['optimizer'] |= {'clip_norm': 1.0} if path[-1] == 'alpha_clip' else {}
+  values['optimizer'] |= {'alpha_clip': 'apart'} if path[-1] == 'alpha_clip_norm' else {}
   values['model'] |= {'num_heads': 24} if path[-1] == 'num_kv_heads' else {}
   values['train'] |= {'steps': 0} if path[-1] in ('tokens', 'epochs') else {}
   values['optimizer'] |= {'name': 'adamw'} if path[-1] == 'weight_decay' else {}
@@ -174,10 +182,10 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
 
 def test_lns_with_a_depth_scaled_start_is_one_warning_that_names_both():
   for init in ('scaled', 'depth_scaled', 'mitchell'):
-    (warning,) = c.warnings(build(model={'scheme': 'lns', 'init': init}, train={'steps': 1}))
+    (warning,) = advice.warnings(build(model={'scheme': 'lns', 'init': init}, train={'steps': 1}))
     assert 'lns' in warning and init in warning and '25.80' in warning
-  assert not c.warnings(build(model={'scheme': 'lns'}, train={'steps': 1}))
-  assert not c.warnings(build(model={'scheme': 'pre', 'init': 'scaled'}, train={'steps': 1}))
+  assert not advice.warnings(build(model={'scheme': 'lns'}, train={'steps': 1}))
+  assert not advice.warnings(build(model={'scheme': 'pre', 'init': 'scaled'}, train={'steps': 1}))
 
 
 @pytest.mark.parametrize('settings, said', [
@@ -188,23 +196,48 @@ def test_lns_with_a_depth_scaled_start_is_one_warning_that_names_both():
     ({'scheme': 'lns', 'qk_norm': 'head', 'p_attn': 0.0}, False),  # no factor there, nothing to undo
     ({'scheme': 'lns', 'qk_norm': 'head', 'norm': 'dyt'}, False)])  # no statistics that could undo it
 def test_qk_norm_undoing_a_factor_is_one_line(settings, said):
-  found = c.warnings(build(model=settings, train={'steps': 1}))
+  found = advice.warnings(build(model=settings, train={'steps': 1}))
   assert len(found) == said
   assert all(w in found[0] for w in ('lns', 'qk_norm', 'queries and keys', 'values', 'MLP')) if said else True
 
 
 def test_mix_without_post_layers_is_said():
-  (warning,) = c.warnings(build(model={'scheme': 'mix', 'num_layers': 3, 'mix_fraction': 0.25}, train={'steps': 1}))
+  model = {'scheme': 'mix', 'num_layers': 3, 'mix_fraction': 0.25}
+  (warning,) = advice.warnings(build(model=model, train={'steps': 1}))
   assert 'no Post-LN layer' in warning
-  assert not c.warnings(build(model={'scheme': 'mix', 'num_layers': 3, 'mix_count': 1}, train={'steps': 1}))
+  assert not advice.warnings(build(model={'scheme': 'mix', 'num_layers': 3, 'mix_count': 1}, train={'steps': 1}))
 
 
 def test_the_stabilised_factor_says_that_two_layers_share_it():
-  (warning,) = c.warnings(build(model={'scheme': 'lns_stabilised'}, train={'steps': 1}))
+  (warning,) = advice.warnings(build(model={'scheme': 'lns_stabilised'}, train={'steps': 1}))
   assert 'layers 1 and 2 the same factor' in warning
 
 
 def test_an_init_that_a_scheme_overrides_is_said():
-  (warning,) = c.warnings(build(model={'scheme': 'deepnorm', 'init': 'scaled'}, train={'steps': 1}))
+  (warning,) = advice.warnings(build(model={'scheme': 'deepnorm', 'init': 'scaled'}, train={'steps': 1}))
   assert 'deepnorm' in warning and 'scaled' in warning
-  assert not c.warnings(build(model={'scheme': 'deepnorm'}, train={'steps': 1}))
+  assert not advice.warnings(build(model={'scheme': 'deepnorm'}, train={'steps': 1}))
+
+
+@pytest.mark.parametrize('model, words', [
+    ({'scheme': 'lns', 'keel_alpha': 3.0}, ['keel_alpha = 3.0', 'keel alone', 'lns']),
+    ({'scheme': 'pre', 'mix_count': 3}, ['mix_count = 3', 'mix alone']),
+    ({'scheme': 'lns', 'prores_steps': 10}, ['prores_steps = 10', 'prores alone'])])
+def test_a_setting_that_the_scheme_does_not_read_is_said(model, words):
+  (warning,) = advice.warnings(build(model=model, train={'steps': 1}))
+  assert all(w in warning for w in words)
+
+
+def test_settings_of_learned_factors_without_any_are_said():
+  optimizer = {'alpha_lr_ratio': 0.1}
+  (warning,) = advice.warnings(build(model={'scheme': 'lns'}, optimizer=optimizer, train={'steps': 1}))
+  assert 'alpha_lr_ratio = 0.1' in warning and 'lns has none' in warning
+  for scheme in ('lns_learned', 'gpas', 'layerscale'):
+    assert not advice.warnings(build(model={'scheme': scheme}, optimizer=optimizer, train={'steps': 1}))
+
+
+def test_what_does_not_shrink_branches_gets_no_warning_with_a_depth_scaled_start():
+  quiet = ({'scheme': 'lns_before'}, {'scheme': 'lns', 'p_attn': 0.0}, {'scheme': 'sandwich'})
+  for model in quiet:
+    assert not advice.warnings(build(model={**model, 'init': 'scaled'}, train={'steps': 1}))
+  assert advice.warnings(build(model={'scheme': 'branch_lns', 'init': 'scaled'}, train={'steps': 1}))

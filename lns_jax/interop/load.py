@@ -35,7 +35,7 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   Args:
     path: run folder of this package.
     step: checkpoint to open; the newest sound one by default.
-    dtype: type that the parameters are cast to; as saved by default.
+    dtype: type that the parameters are cast to, learned factors apart, which stay float32; as saved by default.
     sharding: where they are placed: one for all, or a tree; the default device by default.
     scheme: norm placement of weights that do not say theirs; a run folder does, so that another one is refused.
 
@@ -53,7 +53,8 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
     raise UserError(f'{path} was trained with scheme {config.scheme!r}, not {scheme!r}.')
   params = checkpoint.load_params(_checkpoints(path), step=step)
   if dtype is not None:
-    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), params)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x: x if path[-1].key in schemes.LEARNED else jnp.asarray(x, dtype), params)
   params = layout.native(jax.device_put(params, None if config.loop == 'scan' else sharding), config)
   if sharding is not None and config.loop == 'scan':
     params = jax.device_put(params, sharding)

@@ -67,7 +67,7 @@ class Block(nn.Module):
                out: dict):
     """out_norm(a * x + b * res_norm(f(s * in_norm(c * x)))); the caller applies `post`."""
     norm = lambda kind, **kwargs: Norm(self.config, name=f'{name}_{kind}_norm', **kwargs)
-    groups = self.config.norm_groups if row.in_groups else 1
+    groups = (self.config.norm_groups or self.config.num_heads) if row.in_groups else 1
     h = times(x, k.c)
     h = norm('in', groups=groups, start=in_gain)(h, k.s) if row.in_norm else times(h, k.s)
     y = f(h)

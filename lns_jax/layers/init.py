@@ -36,11 +36,13 @@ class Init:
     std: of a matrix.
     cut: standard deviations beyond which nothing is drawn; None: none. The std is that before the cut, as in OLMo.
     depth_scaled: whether branches shrink with depth: fights with LNS (paper Table 6, 25.80 against 25.76).
+    knows_width: whether the std of blocks follows from their widths.
   """
 
   std: Callable[[Matrix], float]
   cut: float | None = None
   depth_scaled: bool = False
+  knows_width: bool = False
 
 
 def paper(m: Matrix) -> float:
@@ -86,6 +88,6 @@ INITS = {
     'truncated': Init(head, cut=3.0),
     'scaled': Init(scaled, depth_scaled=True),
     'depth_scaled': Init(depth_scaled, depth_scaled=True),
-    'mitchell': Init(mitchell, cut=3.0, depth_scaled=True),
-    'deepnorm': Init(deepnorm),
+    'mitchell': Init(mitchell, cut=3.0, depth_scaled=True, knows_width=True),
+    'deepnorm': Init(deepnorm, knows_width=True),
 }

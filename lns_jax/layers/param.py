@@ -64,10 +64,10 @@ def matrix(module: nn.Module, name: str, role: str, layer: int, shape: tuple[int
     axes: logical axis names, one a dimension, see `lns_jax.sharding`.
     fan_in: product of the contracted dimensions.
   """
-  c, row = module.config, layer and schemes.row(module.config, layer)
-  init = init_lib.INITS[layer and row.init or c.init]
+  c, row = module.config, schemes.row(module.config, layer) if layer else schemes.Row()
+  init = init_lib.INITS[row.init or c.init]
   m = init_lib.Matrix(role, layer, c.depth, c.init_std, c.d_model, fan_in, math.prod(shape) // fan_in)
-  std = init.std(m) * (completep.width(c) ** -0.5 if layer and row.completep else 1.0)
+  std = init.std(m) * (completep.width(c) ** -0.5 if row.completep else 1.0)
   if init.cut is None:
     draw = nn.initializers.normal(std)
   else:

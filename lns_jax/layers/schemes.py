@@ -23,7 +23,7 @@ class Site(typing.NamedTuple):
   l: int  # the layer's own index, 1..L
   L: int  # depth of the original model
   p: float  # exponent of the sub-layer, model.p_attn or model.p_mlp
-  c: typing.Any  # the model's settings, a `config.ModelConfig`
+  config: typing.Any  # the model's settings, a `config.ModelConfig`
 
 
 Factor = Callable[[Site], float]
@@ -90,17 +90,17 @@ def deepnorm_alpha(at: Site) -> float:
 
 def cait_start(at: Site) -> float:
   """Start of LayerScale by depth: 0.1 to 18 layers, 1e-5 to 24, 1e-6 beyond (CaiT, arXiv 2103.17239, section 4)."""
-  return at.c.layerscale_init or (0.1 if at.L <= 18 else 1e-5 if at.L <= 24 else 1e-6)
+  return at.config.layerscale_init or (0.1 if at.L <= 18 else 1e-5 if at.L <= 24 else 1e-6)
 
 
 def prores_rate(at: Site) -> float:
   """1 / (T l): layer l is whole after T l updates (ProRes, arXiv 2603.05369)."""
-  return 1 / (at.c.prores_steps * at.l)
+  return 1 / (at.config.prores_steps * at.l)
 
 
 def completep_branch(at: Site) -> float:
   """(L / L0)^-alpha (CompleteP, arXiv 2505.01618, table 1); alpha = 1/2 is depth-muP."""
-  return (at.L / at.c.base_depth) ** -at.c.completep_alpha
+  return (at.L / at.config.base_depth) ** -at.config.completep_alpha
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,33 +134,38 @@ class Row:
   profiled: bool = False
   completep: bool = False
 
+  def __post_init__(self):
+    if any(isinstance(getattr(self, f), Gate) for f in 'abcs'):
+      raise TypeError('a Gate acts on the result of a block: it can only be `post`.')
+
 
 def mix_layers(L: int, c) -> int:
   """Number of Post-LN layers at the bottom of a Mix-LN model: a count, or floor(fraction * L) (arXiv 2412.13795)."""
-  return c.mix_count if c.mix_count >= 0 else math.floor(c.mix_fraction * L)
+  return c.mix_count if c.mix_count >= 0 else math.floor(c.mix_fraction * L + 1e-9)
 
 
 PRE, POST = Row(in_norm=True), Row(out_norm=True)
 # Post-LN around Pre-LN with the stream amplified. Its first block is Pre-LN in the public port; the source leaves
 # alpha open: a setting, L where it is 0.
-KEEL = Row(in_norm=True, out_norm=True, a=lambda at: at.c.keel_alpha or float(at.L))
+KEEL = Row(in_norm=True, out_norm=True, a=lambda at: at.config.keel_alpha or float(at.L))
 
 SCHEMES: dict[str, Row | Callable[[Site], Row]] = {
     'pre': PRE,
     'post': POST,
     'lns': Row(in_norm=True, s=power),
     'lns_init': Row(in_norm=True, in_gain=power),
-    'lns_learned': Row(in_norm=True, s=Learned(start=lambda at: at.c.alpha_init, beside=power)),
+    'lns_learned': Row(in_norm=True, s=Learned(start=lambda at: at.config.alpha_init, beside=power)),
     'lns_stabilised': Row(in_norm=True, s=stabilised),
     'branch_lns': Row(in_norm=True, b=power),
     'lns_before': Row(in_norm=True, c=power),
     'lns_after_sum': Row(in_norm=True, post=power),
     'res_norm': Row(res_norm=True),
+    'res_norm_lns': Row(res_norm=True, b=power),
     'sandwich': Row(in_norm=True, res_norm=True),
     'peri': Row(in_norm=True, res_norm=True, embed_norm=True),
     'deepnorm': Row(out_norm=True, a=deepnorm_alpha, init='deepnorm'),
     # Post-LN below, Pre-LN above.
-    'mix': lambda at: POST if at.l <= mix_layers(at.L, at.c) else PRE,
+    'mix': lambda at: POST if at.l <= mix_layers(at.L, at.config) else PRE,
     'layerscale': Row(in_norm=True, b=Learned(start=cait_start, per_channel=True)),
     'skipinit': Row(in_norm=True, b=Learned(start=lambda at: at.L ** -0.5)),
     'rezero': Row(in_norm=True, b=Learned(start=lambda at: 0.0)),
@@ -198,10 +203,19 @@ def row(c, l: int) -> Row:
   return entry if isinstance(entry, Row) else entry(site(c, l, 'attn'))
 
 
+def has(c, attribute: str) -> bool:
+  """Whether a row of the model's layers has a boolean attribute."""
+  return any(getattr(row(c, l), attribute) for l in c.layer_ids)
+
+
 def grows(c) -> bool:
   """Whether a factor of the scheme changes with the step."""
-  r = row(c, c.layer_ids[-1])
-  return any(isinstance(getattr(r, f), Ramp) for f in FACTORS)
+  return any(isinstance(getattr(row(c, l), f), Ramp) for l in c.layer_ids for f in FACTORS)
+
+
+def learns(c) -> bool:
+  """Whether a factor of the scheme is learned."""
+  return any(isinstance(getattr(row(c, l), f), Learned | Gate) for l in c.layer_ids for f in FACTORS)
 
 
 def site(c, l: int, sub: str) -> Site:

@@ -46,7 +46,7 @@ def inputs(config: config_lib.ModelConfig, batch: Mapping[str, jax.Array]) -> ja
 def _modules(config: config_lib.ModelConfig) -> dict[str, tuple[nn.Module, tuple]]:
   """Everything outside the blocks, with the arguments that initialise it."""
   x = jnp.zeros((1, 1, config.d_model), param.dtypes(config)[1])
-  norms = ['final_norm'] + ['embed_norm'] * schemes.row(config, config.layer_ids[0]).embed_norm
+  norms = ['final_norm'] + ['embed_norm'] * schemes.has(config, 'embed_norm')
   return {name: (Norm(config), (x,)) for name in norms} | {n: (m, ()) for n, m in family(config).ends(config).items()}
 
 
@@ -76,7 +76,7 @@ def init(config: config_lib.ModelConfig, rng: jax.Array, batch: Mapping[str, jax
     UserError: the scheme needs a batch and there is none.
   """
   params = unprofiled(config, rng)
-  if schemes.row(config, config.layer_ids[-1]).profiled:
+  if schemes.has(config, 'profiled'):
     if batch is None:
       raise UserError(f'scheme {config.scheme!r} starts from the variance of its branches on a batch; give init one.')
     params = _profiled(config, params, batch)
@@ -89,31 +89,36 @@ def unprofiled(config: config_lib.ModelConfig, rng: jax.Array):
 
 
 def _profiled(config: config_lib.ModelConfig, params, batch):
-  """Admin's start (arXiv 2004.08249, section 4.2): a_i = sqrt(sum of Var f_j over the sub-layers j below i).
+  """Admin's start (arXiv 2004.08249): a of a sub-layer is the standard deviation of the sum that leaves the one below.
 
-  The variances are those on `batch` with every a at 1. The first sum is empty: that a stays 1 (our reading).
+  a^2 = 1 for the first, and then Var[a x] + Var[f(x)] of the sub-layer below, its own a in force: behind a norm, where
+  Var[x] is 1, that is Var[x_0] + the sum of Var[f_j] over all sub-layers below, the share of a Pre-LN branch.
   """
   w_BT = family(config).real_tokens(config, batch)
-  def variance(f_BTD):
-    f_BTD = f_BTD.astype(wide(f_BTD))
+  def variance(x_BTD):
+    x_BTD = x_BTD.astype(wide(x_BTD))
     mean = lambda v: jnp.sum(w_BT * jnp.mean(v, axis=-1)) / jnp.sum(w_BT)
-    return mean(jnp.square(f_BTD - mean(f_BTD)))
-  _, kept = stream(config, params, inputs(config, batch), batch.get('segment_ids'),
-                   lambda out: {sub: variance(out[f'{sub}_out']) for sub in schemes.SUBLAYERS if f'{sub}_out' in out})
-  params, below = layout.unstack(params), 0.0
-  for l in config.layer_ids:
-    for sub in schemes.SUBLAYERS:
-      if l != config.layer_ids[0] or sub != schemes.SUBLAYERS[0]:
-        layer = params['layers'][str(l)]
-        layer[f'{sub}_a'] = jnp.full_like(layer[f'{sub}_a'], jnp.sqrt(below))
-      below += kept[l][sub]
-  return layout.native(params, config)
+    return mean(jnp.square(x_BTD - mean(x_BTD)))
+  inputs, segments = batch[family(config).INPUT], batch.get('segment_ids')
+  x_BTD = embed(config, params, inputs)
+  ctx = attention.context(config, x_BTD, segments)
+  def layer(carry, p):
+    x_BTD, square = carry
+    for sub in schemes.SUBLAYERS:  # the second pass through the block has both factors
+      p = p | {f'{sub}_a': jnp.full_like(p[f'{sub}_a'], jnp.sqrt(square))}
+      y_BTD, out = block.Block(config).apply({'params': p}, x_BTD, ctx, config.layer_ids[0])
+      square = square * variance(out[f'{sub}_x']) + variance(out[f'{sub}_out'])
+    return (y_BTD, square), p
+  stacked = layout.stack(layout.unstack(params), config)
+  (name, of_layers), = stacked['layers'].items()
+  start = (x_BTD, jnp.ones((), wide(x_BTD)))
+  return layout.native(stacked | {'layers': {name: jax.lax.scan(layer, start, of_layers)[1]}}, config)
 
 
 def embed(config: config_lib.ModelConfig, params, tokens: jax.Array) -> jax.Array:
   """tokens or images -> the stream that enters layer 1, [B, T, D] in the compute type."""
   x_BTD = family(config).embed(config, params, tokens)
-  if schemes.row(config, config.layer_ids[0]).embed_norm:
+  if schemes.has(config, 'embed_norm'):
     x_BTD = Norm(config).apply({'params': params.get('embed_norm', {})}, x_BTD)
   return nn.with_logical_constraint(x_BTD, STREAM)
 
@@ -121,7 +126,7 @@ def embed(config: config_lib.ModelConfig, params, tokens: jax.Array) -> jax.Arra
 def final_norm(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
   """Last stream -> what the head reads: the final norm of it, never scaled by a scheme's factor."""
   x_BTD = Norm(config).apply({'params': params.get('final_norm', {})}, x_BTD)
-  if schemes.row(config, config.layer_ids[0]).completep:
+  if schemes.has(config, 'completep'):
     x_BTD = times(x_BTD, 1 / completep.width(config))
   return x_BTD
 

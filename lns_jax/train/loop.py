@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from lns_jax import config as config_lib
-from lns_jax import files, sharding
+from lns_jax import advice, files, sharding
 from lns_jax.config import RunConfig
 from lns_jax.data import pipeline, prepare
 from lns_jax.errors import Diverged, Preempted, UserError
@@ -28,7 +28,7 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   if jax.process_count() > 1:
     raise UserError(f'this version trains on one host, but {jax.process_count()} processes are joined; '
                     'start one alone.')
-  for warning in config_lib.warnings(config):
+  for warning in advice.warnings(config):
     say(f'warning: {warning}')
   mesh = sharding.make_mesh(config.mesh)
   parts = sharding.batch_parts(mesh) * config.train.accumulation

@@ -47,8 +47,8 @@ def groups(tree):
 
 
 def is_matrix(names: list[str], leaf, stacked: bool) -> bool:
-  """Whether a leaf is a matrix and not a bias."""
-  return leaf.ndim - (stacked and names[0] == 'layers') >= 2 and not names[-1].endswith('bias')
+  """Whether a leaf is a matrix, and neither a bias nor a ViT's positions."""
+  return leaf.ndim - (stacked and names[0] == 'layers') >= 2 and not names[-1].endswith(('bias', 'positions'))
 
 
 def matrices(tree):
@@ -60,7 +60,7 @@ def matrices(tree):
 def multipliers(settings: OptimizerConfig, model: ModelConfig) -> dict[str, completep.Multipliers]:
   """What each group makes of the rate, epsilon and decay."""
   found = dict.fromkeys(('matrix', 'vector', 'outer', 'alpha'), completep.Multipliers())
-  if schemes.row(model, model.layer_ids[0]).completep:
+  if schemes.has(model, 'completep'):
     found |= {group: completep.multipliers(group, model) for group in ('matrix', 'vector', 'outer')}
   return found | {'alpha': completep.Multipliers(lr=settings.alpha_lr_ratio)}
 
@@ -95,7 +95,7 @@ def clip(settings: OptimizerConfig) -> list[optax.GradientTransformation]:
   """Clipping by the global norm, with learned factors as `alpha_clip` says."""
   if settings.alpha_clip == 'joint':
     return [optax.clip_by_global_norm(settings.clip_norm)] if settings.clip_norm else []
-  own = settings.alpha_clip_norm or settings.clip_norm if settings.alpha_clip == 'apart' else 0.0
+  own = (settings.alpha_clip_norm or settings.clip_norm) if settings.alpha_clip == 'apart' else 0.0
   def shrink(leaves, limit):
     norm = optax.tree_utils.tree_norm(leaves)
     return jnp.where(norm > limit, limit / norm, 1.0) if limit and leaves else 1.0

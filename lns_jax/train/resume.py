@@ -64,9 +64,16 @@ def is_free(name: str) -> bool:
   return any(name == f or name.startswith(f + '.') for f in FREE)
 
 
+def with_defaults(saved: dict) -> dict:
+  """Saved settings with those that came later: what a run from before them has is their default."""
+  with contextlib.suppress(UserError):  # not even settings any more: compared as they are
+    saved = config_lib.to_dict(config_lib.from_dict(RunConfig, saved))
+  return saved
+
+
 def differences(saved: dict, asked: dict) -> dict[str, tuple]:
   """{'model.scheme': (saved, asked)} for every setting that defines the run and differs."""
-  saved, asked = flat(saved), flat(asked)
+  saved, asked = flat(with_defaults(saved)), flat(asked)
   return {n: (saved.get(n), asked.get(n)) for n in sorted(saved.keys() | asked.keys())
           if saved.get(n) != asked.get(n) and not is_free(n)}
 
@@ -94,6 +101,7 @@ def finished(run: Run, saver: checkpoint.Checkpointer) -> dict | None:
   with contextlib.suppress(OSError, ValueError):  # missing or damaged: evaluated again
     result = json.loads(path.read_text())
   told = {name: result.pop(name, None) for name in identity(run)}
+  told['config'] = with_defaults(told['config'] or {})
   return result if told == identity(run) else None
 
 

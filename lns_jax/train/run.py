@@ -54,11 +54,12 @@ class Run:
         lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, self.shardings)
 
   def fresh_state(self) -> step_lib.TrainState:
-    """The initial state, born sharded. Where the scheme's start depends on data, the run's first batch is read."""
+    """The initial state, born sharded. Where the scheme's start depends on data, the run's first rows are read."""
     c, batch = self.config, None
-    if schemes.row(c.model, c.model.layer_ids[-1]).profiled:
+    if schemes.has(c.model, 'profiled'):
       first = self.dataset.train_batches(c.data.seed, c.train.batch_size, num_steps=1)
-      batch = evaluate.place(self.mesh, next(iter(first)))
+      rows = jax.tree.map(lambda x: x[::c.train.accumulation], next(iter(first)))  # the first micro-batch
+      batch = evaluate.place(self.mesh, rows)
     with sharding.use(self.mesh):
       return jax.jit(lambda b: step_lib.init_state(c, self.steps, b), out_shardings=self.shardings)(batch)
 

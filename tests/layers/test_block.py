@@ -25,6 +25,7 @@ HAND = {
     'lns_before': ('in', lambda l, L, p: {'c': 1 / l ** 0.5}),
     'lns_after_sum': ('in', lambda l, L, p: {'post': 1 / l ** 0.5}),
     'res_norm': ('res', lambda l, L, p: {}),
+    'res_norm_lns': ('res', lambda l, L, p: {'b': 1 / l ** 0.5}),
     'sandwich': ('in res', lambda l, L, p: {}),
     'peri': ('in res', lambda l, L, p: {}),
     'deepnorm': ('out', lambda l, L, p: {'a': (2 * L) ** 0.25}),
@@ -105,7 +106,8 @@ def test_learned_factors_are_float32_whatever_the_parameters_are(scheme):
 
 @pytest.mark.parametrize('scheme, extra', [
     ('lns', 0), ('lns_init', 0), ('lns_learned', 2), ('layerscale', 2 * 64), ('skipinit', 2), ('rezero', 2),
-    ('gpas', 1), ('branch_lns', 0), ('prores', 0), ('completep', 0), ('group_ln', 0), ('sandwich', 2 * 64)])
+    ('gpas', 1), ('branch_lns', 0), ('prores', 0), ('completep', 0), ('group_ln', 0), ('sandwich', 2 * 64),
+    ('peri', 2 * 64), ('keel', 2 * 64), ('admin', 2 * 64), ('post', 0), ('deepnorm', 0), ('res_norm', 0)])
 def test_parameters_that_a_scheme_adds_to_a_pre_ln_block(scheme, extra):
   count = lambda scheme: sum(x.size for x in jax.tree.leaves(params(model(scheme=scheme))['layers']['2']))
   assert count(scheme) - count('pre') == extra

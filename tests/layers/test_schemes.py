@@ -32,7 +32,8 @@ def test_exponents_of_attention_and_mlp_are_apart(p_attn, p_mlp):
 
 
 @pytest.mark.parametrize('scheme, field', [
-    ('lns', 's'), ('lns_learned', 's'), ('branch_lns', 'b'), ('lns_before', 'c'), ('lns_after_sum', 'post')])
+    ('lns', 's'), ('lns_learned', 's'), ('branch_lns', 'b'), ('res_norm_lns', 'b'), ('lns_before', 'c'),
+    ('lns_after_sum', 'post')])
 def test_table_8_puts_one_factor_in_one_place(scheme, field):
   k = factors(scheme, 9, 9)['attn']
   assert {f: getattr(k, f) for f in schemes.FACTORS} == {f: (1 / 3 if f == field else 1.0) for f in schemes.FACTORS}
@@ -64,7 +65,8 @@ def test_deepnorm_depends_on_depth(L, alpha):
 
 @pytest.mark.parametrize('L, settings, post', [
     (12, {}, 3), (24, {}, 6), (11, {}, 2), (3, {}, 0), (8, {'mix_fraction': 0.5}, 4), (8, {'mix_count': 5}, 5),
-    (8, {'mix_count': 0}, 0), (8, {'mix_count': 8}, 8)])
+    (100, {'mix_fraction': 0.29}, 29), (100, {'mix_fraction': 0.57}, 57), (8, {'mix_count': 0}, 0),
+    (8, {'mix_count': 8}, 8)])
 def test_mix_is_post_below_and_pre_above(L, settings, post):
   config = model(scheme='mix', num_layers=L, **settings)
   rows = [schemes.row(config, l) for l in range(1, L + 1)]
@@ -114,3 +116,15 @@ def test_every_factor_is_a_finite_python_float(scheme):
   for l in range(1, 97):
     for k in factors(scheme, l, 96).values():
       assert all(type(v) is float and math.isfinite(v) for v in vars(k).values())
+
+
+def test_a_gate_can_only_be_on_the_result():
+  with pytest.raises(TypeError, match='post'):
+    schemes.Row(in_norm=True, b=schemes.Gate())
+
+
+@pytest.mark.parametrize('scheme', schemes.SCHEMES)
+def test_a_scan_has_one_body_for_all_layers_of_a_row(scheme):
+  """Rows are constants of the module: one that is built anew for each layer would compile each layer apart."""
+  from lns_jax.models import layout
+  assert len(layout.runs(model(scheme=scheme, num_layers=12))) == (2 if scheme in ('mix', 'keel') else 1)

@@ -41,7 +41,7 @@ def test_every_block_changes_the_logits(scheme):
 
 # Where a block whose branches are 0 is the identity by the equation: no norm and no factor on the stream itself.
 IDENTITY = {'pre', 'lns', 'lns_init', 'lns_learned', 'lns_stabilised', 'branch_lns', 'lns_before', 'res_norm',
-            'sandwich', 'peri', 'layerscale', 'skipinit', 'rezero', 'group_ln', 'prores', 'completep'}
+            'res_norm_lns', 'sandwich', 'peri', 'layerscale', 'skipinit', 'rezero', 'group_ln', 'prores', 'completep'}
 
 
 @pytest.mark.parametrize('scheme', SCHEMES)
@@ -85,23 +85,39 @@ def test_prores_starts_as_the_embedding_alone_and_ends_as_pre():
   np.testing.assert_allclose(kept[3]['mlp_branch'], kept[3]['mlp_out'] / 2, rtol=1e-6)
 
 
-def test_admin_starts_from_the_variance_of_the_branches_below():
-  """a_i = sqrt(sum of Var f_j, j < i) over sub-layers, measured with every a at 1 (arXiv 2004.08249)."""
+def test_admin_starts_from_the_variance_of_what_lies_below():
+  """a^2 = Var[a x] + Var[f(x)] of the sub-layer below, from 1; its own a is in force (arXiv 2004.08249)."""
   config, b = model(scheme='admin', num_layers=3), batch()
   p = transformer.init(config, jax.random.key(0), b)
-  plain = transformer.unprofiled(config, jax.random.key(0))
-  _, out = lns_jax.apply(config, plain, b, taps=['layers/*/attn_out', 'layers/*/mlp_out'])
-  real, below, expected = b['segment_ids'] > 0, 0.0, []
+  _, out = lns_jax.apply(config, p, b, taps=['embed', 'layers/*/*'])
+  real, square, expected = b['segment_ids'] > 0, 1.0, []
   for l in (1, 2, 3):
     for sub in ('attn', 'mlp'):
-      expected.append(np.sqrt(below) if expected else 1.0)
-      below += np.var(np.asarray(out[f'layers/{l}/{sub}_out'], np.float64)[real])
+      expected.append(np.sqrt(square))
+      x, f = (np.asarray(out[f'layers/{l}/{sub}_{kind}'], np.float64)[real] for kind in ('x', 'out'))
+      square = square * np.var(x) + np.var(f)
   found = [p['layers'][str(l)][f'{sub}_a'] for l in (1, 2, 3) for sub in ('attn', 'mlp')]
-  assert {x.shape for x in found} == {(64,)}
+  assert {x.shape for x in found} == {(64,)} and all((x == x[0]).all() for x in found)
   np.testing.assert_allclose([x[0] for x in found], expected, rtol=1e-4)
-  assert all((x == x[0]).all() for x in found) and not np.allclose(expected, 1)
+  assert expected[1] ** 2 > 1e-3 + np.var(np.asarray(out['embed'], np.float64)[real]) / 2  # the embedding counts
   scanned = transformer.init(model(scheme='admin', num_layers=3, loop='scan'), jax.random.key(0), b)
   leaves_close(layout.unstack(scanned), p, 1e-5)
+
+
+def test_peri_norms_the_embedding():
+  config, b = model(scheme='peri'), batch()
+  p = params(config)
+  x = np.asarray(p['embed']['table'], np.float64)[b['tokens']]
+  gain = np.asarray(p['embed_norm']['gain'], np.float64)
+  expected = x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + 1e-6) * gain
+  np.testing.assert_allclose(lns_jax.states(config, p, b['tokens'])[0], expected, atol=2e-5)
+
+
+def test_completep_divides_the_head_by_the_width_ratio():
+  b = batch()
+  wide, base = model(scheme='completep', num_layers=2, base_width=16), model(num_layers=2)
+  p = params(base)  # at L = L0 the branches are whole: only the head's 1 / 4 differs
+  np.testing.assert_allclose(forward(wide, p, b), forward(base, p, b) / 4, rtol=1e-5, atol=1e-6)
 
 
 def test_admin_without_a_batch_is_refused():
@@ -109,7 +125,7 @@ def test_admin_without_a_batch_is_refused():
     transformer.init(model(scheme='admin'), jax.random.key(0))
 
 
-@pytest.mark.parametrize('scheme', ['layerscale', 'rezero', 'skipinit', 'lns_learned', 'gpas'])
+@pytest.mark.parametrize('scheme', ['layerscale', 'rezero', 'skipinit', 'lns_learned', 'gpas', 'admin'])
 def test_learned_factors_receive_a_gradient(scheme):
   config, b = model(scheme=scheme, num_layers=3), batch()
   grads = jax.jit(jax.grad(lambda q: mean_loss(config, q, b)))(params(config))

@@ -128,13 +128,14 @@ def test_alpha_may_be_clipped_where_nothing_else_is():
   np.testing.assert_allclose(u['head']['table'], -0.5, rtol=1e-6)
 
 
-def test_completep_scales_rate_epsilon_and_decay():
-  """m_N = 64 / 16 = 4, m_L = 8 / 2 = 4, alpha = 1/2: the table of `lns_jax.layers.completep` by hand."""
-  config = model(scheme='completep', num_layers=8, base_width=16, completep_alpha=0.5)
+@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
+def test_completep_scales_rate_epsilon_and_decay(loop):
+  """m_N = 64 / 16 = 4, m_L = 8 / 2 = 4, alpha = 1/2: arXiv 2505.01618, table 1, by hand."""
+  config = model(scheme='completep', num_layers=8, base_width=16, completep_alpha=0.5, loop=loop)
   p = jax.tree.map(jnp.ones_like, params(config))
   u = first_update(plain(name='adamw', weight_decay=0.5), config, p=p)
   adam = lambda eps: 1 / (1 + eps)
-  layer = u['layers']['5']
+  layer = u['layers']['1-8' if loop == 'scan' else '5']
   np.testing.assert_allclose(layer['mlp']['up'], -(4 ** -0.5 / 4) * (adam(1 / 4 / 2) + 0.5 * 4), rtol=1e-6)
   np.testing.assert_allclose(layer['mlp_in_norm']['gain'], -(4 ** -0.5) * adam(1 / 4 / 2), rtol=1e-6)
   np.testing.assert_allclose(u['head']['table'], -(adam(1 / 4) + 0.5), rtol=1e-6)
@@ -145,6 +146,16 @@ def test_completep_at_its_base_is_adam():
   config = model(scheme='completep', num_layers=2)
   for a, b in zip(jax.tree.leaves(first_update(plain(), config)), jax.tree.leaves(first_update(plain(), model()))):
     np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
+@pytest.mark.parametrize('scheme', ['layerscale', 'admin'])
+def test_decay_of_matrices_leaves_vectors_of_factors_alone(loop, scheme):
+  config = model(scheme=scheme, loop=loop)
+  p = params(config)
+  u = first_update(plain(name='adamw', weight_decay=0.5), config, jax.tree.map(jnp.zeros_like, p), p)
+  layer = u['layers']['1-2' if loop == 'scan' else '2']
+  assert not layer['mlp_b' if scheme == 'layerscale' else 'mlp_a'].any() and layer['mlp']['up'].any()
 
 
 def test_decay_of_all_reaches_gains():

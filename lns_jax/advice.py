@@ -1,0 +1,36 @@
+"""Combinations of settings that are allowed but known to disappoint, or that do less than they seem to."""
+
+import dataclasses
+
+from lns_jax.config import RunConfig
+from lns_jax.layers import init as init_lib
+from lns_jax.layers import schemes
+
+
+def warnings(config: RunConfig) -> list[str]:
+  """One sentence each."""
+  m, o = config.model, config.optimizer
+  row, at = schemes.row(m, m.layer_ids[-1]), schemes.site(m, m.depth, 'attn')
+  in_front = schemes.constant(row.s, at) * row.in_gain(at)  # what the last layer's norm is multiplied by
+  found = [f'model.{f.name} = {getattr(m, f.name)} is read by model.scheme = {f.metadata["scheme"]} alone; '
+           f'with {m.scheme} it changes nothing.' for f in dataclasses.fields(m)
+           if f.metadata['scheme'] not in (None, m.scheme) and getattr(m, f.name) != f.default]
+  if (in_front != 1.0 or row.b is schemes.power) and init_lib.INITS[m.init].depth_scaled:
+    found.append(f'model.scheme = {m.scheme} with model.init = {m.init}: both shrink deep branches, and together the '
+                 'paper measured 25.80 against 25.76 for lns alone at 130M (Table 6); model.init = normal is plain.')
+  if m.qk_norm != 'none' and m.norm != 'dyt' and in_front != 1.0:
+    found.append(f'model.scheme = {m.scheme} with model.qk_norm = {m.qk_norm}: the norm of queries and keys undoes '
+                 "the scheme's factor there, so that it acts on the values and the MLP only.")
+  if m.scheme == 'mix' and not schemes.mix_layers(m.depth, m):
+    found.append(f'model.scheme = mix with model.mix_fraction = {m.mix_fraction} and model.mix_count = {m.mix_count} '
+                 f'of {m.depth} layers is no Post-LN layer at all: this is pre.')
+  if row.s is schemes.stabilised:
+    found.append("model.scheme = lns_stabilised gives layers 1 and 2 the same factor, and every later one about that of "
+                 "the layer before it: the second seed's formula; lns is the paper's.")
+  if row.init and m.init not in ('normal', row.init):
+    found.append(f'model.scheme = {m.scheme} starts the matrices of blocks by its own init {row.init}; model.init = '
+                 f'{m.init} reaches the embedding and the head only.')
+  if (o.alpha_clip, o.alpha_lr_ratio) != ('joint', 1.0) and not schemes.learns(m):
+    found.append(f'optimizer.alpha_clip = {o.alpha_clip} and optimizer.alpha_lr_ratio = {o.alpha_lr_ratio} reach learned '
+                 f'factors, and model.scheme = {m.scheme} has none.')
+  return found
