@@ -58,8 +58,8 @@ def notes(summary: dict) -> str:
 
 
 def _own(settings: list[dict]) -> str:
-  """Settings that one scheme alone reads, by scheme, with their meaning: what 0 or -1 stands for is said there."""
-  say = lambda o: f"`{o['setting']}` = {o['value']} ({o['scheme']}: {o['meaning']}{_default(o)})"
+  """Settings that one scheme alone reads, with their meaning: what 0 or -1 stands for is said there."""
+  say = lambda o: f"`{o['setting']}` = {o['value']} ({o['meaning']}{_default(o)})"
   return f"Settings of a single scheme: {'; '.join(map(say, settings))}." if settings else ''
 
 

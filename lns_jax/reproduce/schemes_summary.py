@@ -9,7 +9,6 @@ import numpy as np
 from lns_jax import config as config_lib
 from lns_jax import paired
 from lns_jax.config import ModelConfig, RunConfig
-from lns_jax.layers import schemes
 from lns_jax.reproduce import plan
 
 KEPT = ('arm', 'rate', 'seed', 'diverged', 'reason', 'loss', 'perplexity', 'bits_per_byte', 'train_loss', 'variance',
@@ -34,18 +33,11 @@ def summary(scale: str, base: RunConfig, arms: dict[str, dict], found: dict, los
 
 
 def own_settings(model: ModelConfig, arms: list[dict]) -> list[dict]:
-  """Model settings that only one of the arms' schemes reads: those whose meaning starts with its name.
-
-  Returns [{'scheme', 'setting', 'value', 'default' (as it is derived here), 'meaning'}].
-  """
-  shown, found = {a['model']['scheme'] for a in arms}, []
-  for field in dataclasses.fields(ModelConfig):
-    scheme, _, meaning = field.metadata['doc'].partition(': ')
-    if scheme in shown & schemes.SCHEMES.keys():
-      at_default = dataclasses.replace(model, **{field.name: field.default})
-      found.append({'scheme': scheme, 'setting': field.name, 'value': getattr(model, field.name),
-                    'default': getattr(at_default, field.name), 'meaning': meaning.rstrip('.')})
-  return found
+  """Model settings that only one of the arms' schemes reads: [{'setting', 'value', 'default', 'meaning'}]."""
+  shown = {a['model']['scheme'] for a in arms}
+  return [{'setting': f.name, 'value': getattr(model, f.name), 'default': f.default,
+           'meaning': f.metadata['doc'].rstrip('.')}
+          for f in dataclasses.fields(ModelConfig) if f.metadata['scheme'] in shown]
 
 
 def _header(found: dict) -> dict:

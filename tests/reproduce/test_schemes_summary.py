@@ -115,16 +115,11 @@ def test_the_notes_say_what_a_row_is_that_the_shared_settings_do_not_say():
       'cpu', base, plan.arms(), known(**losses), schemes.losses(known(**losses)), {}, '')))
   for words in ('`prores_steps` = 2 (prores: T, ', 'is after T l; by default 1000)', '`keel_alpha` = 0.0 (keel: ', 'open; 0: L)',
                 '`base_depth` = 2 (completep: L0', '`mix_fraction` = 0.25 (mix: ',
-                '`layerscale_init` = 0.0 (layerscale: start; 0: 0.1, 1e-5 or 1e-6 by depth',
+                '`layerscale_init` = 0.0 (layerscale: Start; 0: 0.1, 1e-5, 1e-6 by depth',
                 '`lns_attn_only` is `lns` with p_mlp = 0.0'):
     assert words in notes
   assert 'alpha_init' not in notes  # lns_learned is no row here
   assert 'single scheme' not in schemes_page.notes(summary(known(pre=PRE)))
-
-
-def test_a_setting_that_is_derived_is_at_its_default():
-  (own,) = schemes_summary.own_settings(schemes.base('cpu', {}).model, [plan.arms()['group_ln']])
-  assert own['setting'] == 'norm_groups' and own['value'] == own['default'] == 2
 
 
 def test_a_scheme_that_diverges_with_one_seed_of_three_is_neither_better_nor_worse():
