@@ -78,6 +78,7 @@ def test_runs_differ_in_arm_rate_and_seeds_alone(scale, tmp_path):
   assert a['train']['layer_stats_every'] == of.base.train.steps and a['data']['data_dir'] == 'c4'
 
 
+@pytest.mark.slow
 def test_a_small_table_is_made_and_a_second_call_runs_nothing(short, tmp_path, monkeypatch):
   line = schemes.reproduce('tiny', tmp_path, names=['pre'], only='train')
   assert line['runs'] == 3 and line['diverged_runs'] == 0
@@ -261,6 +262,7 @@ def test_speed_of_another_scale_machine_code_or_text_is_measured_again_and_never
   assert [r['arm'] for r in rows if r['speed']] == ['pre'] and len(rows) == 8
 
 
+@pytest.mark.slow
 def test_speed_is_recorded_with_what_it_is_checked_by(short, tmp_path, cache, monkeypatch):
   from lns_jax.reproduce import speed
   monkeypatch.setattr(speed, 'ROUNDS', 1)

@@ -113,7 +113,8 @@ def test_the_notes_say_what_a_row_is_that_the_shared_settings_do_not_say():
   base = schemes.base('cpu', {})
   notes = schemes_page.notes(files.finite(schemes_summary.summary(
       'cpu', base, plan.arms(), known(**losses), schemes.losses(known(**losses)), {}, '')))
-  for words in ('`prores_steps` = 2 (prores: T, ', 'is after T l; by default 1000)', '`keel_alpha` = 0.0 (keel: ', 'open; 0: L)',
+  for words in ('`prores_steps` = 2 (prores: T, ', 'is after T l; by default 1000)',
+                '`keel_alpha` = 0.0 (keel: ', 'open; 0: L)',
                 '`base_depth` = 2 (completep: L0', '`mix_fraction` = 0.25 (mix: ',
                 '`layerscale_init` = 0.0 (layerscale: Start; 0: 0.1, 1e-5, 1e-6 by depth',
                 '`lns_attn_only` is `lns` with p_mlp = 0.0'):
