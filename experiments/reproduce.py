@@ -5,7 +5,8 @@
 Items: schemes, every norm placement trained alike, each at its own best learning rate and compared with pre in pairs
 of seeds. Scales: cpu, the quickstart's budget (hours on 2 cores); tiny, a smoke test; tpu, LLaMA-130M on C4, which
 --data_dir (TFDS) or --data_source (made by prepare_data.py) point to. Run it again after an interruption: it goes on.
-To measure speed anew, remove WORKDIR/speed and add --only=speed.
+Speed that was measured with other settings, code or libraries or on another machine is measured again. To measure it
+anew, remove WORKDIR/speed and add --only=speed.
 """
 
 from absl import flags

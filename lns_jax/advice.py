@@ -25,12 +25,12 @@ def warnings(config: RunConfig) -> list[str]:
     found.append(f'model.scheme = mix with model.mix_fraction = {m.mix_fraction} and model.mix_count = {m.mix_count} '
                  f'of {m.depth} layers is no Post-LN layer at all: this is pre.')
   if row.s is schemes.stabilised:
-    found.append("model.scheme = lns_stabilised gives layers 1 and 2 the same factor, and every later one about that of "
-                 "the layer before it: the second seed's formula; lns is the paper's.")
+    found.append("model.scheme = lns_stabilised gives layers 1 and 2 the same factor, and every later one about that "
+                 "of the layer before it: the second seed's formula; lns is the paper's.")
   if row.init and m.init not in ('normal', row.init):
     found.append(f'model.scheme = {m.scheme} starts the matrices of blocks by its own init {row.init}; model.init = '
                  f'{m.init} reaches the embedding and the head only.')
   if (o.alpha_clip, o.alpha_lr_ratio) != ('joint', 1.0) and not schemes.learns(m):
-    found.append(f'optimizer.alpha_clip = {o.alpha_clip} and optimizer.alpha_lr_ratio = {o.alpha_lr_ratio} reach learned '
-                 f'factors, and model.scheme = {m.scheme} has none.')
+    found.append(f'optimizer.alpha_clip = {o.alpha_clip} and optimizer.alpha_lr_ratio = {o.alpha_lr_ratio} reach '
+                 f'learned factors, and model.scheme = {m.scheme} has none.')
   return found

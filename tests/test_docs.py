@@ -1,4 +1,4 @@
-"""The example of docs/add_a_scheme.md works as it is printed, and docs/schemes.md knows every row."""
+"""The example of docs/add_a_scheme.md works as it is printed, docs/schemes.md knows every row, links lead to files."""
 
 import pathlib
 import re
@@ -25,3 +25,13 @@ def test_the_example_is_a_scheme_that_obeys_its_equation(monkeypatch):
 def test_the_page_of_schemes_has_every_row(table):
   named = set(re.findall(r'`(\w+)`', ' '.join(re.findall(r'^\|([^|]*)\|', (DOCS / 'schemes.md').read_text(), re.M))))
   assert set(table) <= named
+
+
+PAGES = [DOCS.parent / 'README.md', *sorted(DOCS.glob('*.md'))]
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.name)
+def test_every_relative_link_leads_to_a_file(page):
+  links = re.findall(r'\]\(([^()\s]+)\)|(?:src|href)="([^"]+)"', page.read_text())
+  files = {link.partition('#')[0] for pair in links for link in pair if link and not re.match(r'\w+:', link)}
+  assert [f for f in sorted(files) if f and not (page.parent / f).exists()] == []

@@ -44,7 +44,8 @@ def swiglu(D, F):
   return 3 * D * F
 
 
-# name: (parameters: as published but for OLMo 1's small ones, whose counts nobody states; by hand: tables; layers with q and o, k and v, MLP, norms; final norm)
+# name: (parameters, as published but for OLMo 1's small ones, whose counts nobody states; the same by hand: tables;
+# layers with q and o, k and v, MLP, norms; final norm)
 ARCHITECTURES = {
     'olmo_60m': (85_065_728, 2 * 50304 * 512 + 8 * (4 * 512**2 + swiglu(512, 2048))),
     'olmo_150m': (190_513_152, 2 * 50304 * 768 + 12 * (4 * 768**2 + swiglu(768, 3072))),

@@ -39,6 +39,11 @@ def processors(jobs: int) -> list[list[int]]:
   return [usable[i * each:(i + 1) * each] for i in range(jobs)]
 
 
+def size(place: list[int]) -> int:
+  """How many processors a place of `processors` has."""
+  return len(place) or (len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count())
+
+
 class Signals:
   """The first SIGTERM or Ctrl-C asks all running jobs to save and stop; a second one ends this process at once."""
 

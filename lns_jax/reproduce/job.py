@@ -14,6 +14,7 @@ from lns_jax import config as config_lib
 from lns_jax.errors import Diverged
 
 RECORD = 'record.json'
+ABOUT = ('corpus_hash', 'commit', 'versions', 'hardware', 'time')  # what a record has from run_info.json
 
 
 def train(config: dict, folder: str, said: dict) -> dict:
@@ -34,22 +35,32 @@ def train(config: dict, folder: str, said: dict) -> dict:
   except Diverged as e:
     found = {'diverged': True, 'loss': None, 'reason': str(e)}
   info = json.loads((folder / 'run_info.json').read_text())
-  about = {k: info[k] for k in ('corpus_hash', 'commit', 'versions', 'hardware', 'time')}
-  record = said | found | about | {'config': config}
+  record = said | found | {k: info[k] for k in ABOUT} | {'config': config}
   files.write_json(folder / RECORD, files.finite(record))
   return record
 
 
 def speed(configs: list[dict], folder: str, said: dict) -> dict:
-  """Times the train steps of two configs in turn; see `lns_jax.reproduce.speed`."""
+  """Times the train steps of two configs in turn; see `lns_jax.reproduce.speed`. The record is of the second."""
   from lns_jax.reproduce import speed as speed_lib
+  from lns_jax.train import run_info
   folder = pathlib.Path(folder)
-  record = said | speed_lib.measure([config_lib.from_dict(config_lib.RunConfig, c) for c in configs], folder)
+  found = speed_lib.measure([config_lib.from_dict(config_lib.RunConfig, c) for c in configs], folder)
+  info = run_info.collect(configs[1], found['corpus_hash'])
+  record = said | found | {k: info[k] for k in (*ABOUT, 'config')}
   files.write_json(folder / RECORD, record)
   return record
 
 
-KINDS = {'train': train, 'speed': speed}
+def about(folder: str) -> dict:
+  """Says what code and machine a job would have now. A process of its own asks, since a TPU serves one at a time."""
+  from lns_jax.train import run_info
+  record = run_info.collect({}, None)
+  files.write_json(pathlib.Path(folder) / RECORD, record)
+  return record
+
+
+KINDS = {'train': train, 'speed': speed, 'about': about}
 
 
 def _end_with_the_parent():

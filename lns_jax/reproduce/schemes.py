@@ -5,11 +5,13 @@
   workdir/schemes.json, .md, .png  the table as far as it is known, written anew after every run
 """
 
+import collections
 import dataclasses
 import math
-import os
 import pathlib
+import shlex
 import sys
+from collections.abc import Iterable
 
 import tqdm
 
@@ -23,12 +25,13 @@ from lns_jax.train import resume
 PHASES = ('all', 'train', 'speed')
 # By scale: a shipped config, and what the table changes in it. 100,000 tokens of validation are the same rows for all.
 _LEAN = {'keep': 1, 'keep_every': 0}
+# ProRes' own scripts ramp 12,000 of 100,000 updates (130M, 12 layers: 12 %) and 24,000 (350M, 24 layers: 24 %), T =
+# 1000. Here T = 2 gives 32 of 160 (20 %), and on TPUs T = 200 gives 2,400 of 20,000 (12 %, that of its 130M).
 SCALES = {
-    # ProRes' ramp as long a share of the run as T = 1000 is of the paper's: its last layer is whole at a fifth.
     'cpu': ('quickstart', {'model': {'prores_steps': 2}, 'eval': {'every': 0, 'max_tokens': 100_000},
                            'checkpoint': {'every': 0, **_LEAN}}),
     'tiny': ('quickstart:tiny', {'eval': {'every': 0}, 'checkpoint': {'every': 0, **_LEAN}}),
-    'tpu': ('llama_130m', {'checkpoint': _LEAN}),
+    'tpu': ('llama_130m', {'model': {'prores_steps': 200}, 'checkpoint': _LEAN}),
 }
 
 
@@ -38,7 +41,8 @@ class Table:
 
   Attributes:
     base: settings of every run but for the arm's own, the rate and the seeds. arms: settings by arm, all that exist.
-    chosen: names of the arms to run; what is known of others is shown all the same.
+    chosen: names of the arms to run; what is known of others is shown all the same. data: where the text lies, if not
+    where the shipped config says.
   """
 
   scale: str
@@ -47,6 +51,7 @@ class Table:
   chosen: list[str]
   workdir: pathlib.Path
   places: list[list[int]]
+  data: dict = dataclasses.field(default_factory=dict)
 
   @property
   def common(self) -> float:
@@ -56,7 +61,7 @@ class Table:
   @property
   def cores(self) -> int:
     """Processors of one run."""
-    return len(self.places[0]) or (len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count())
+    return crew.size(self.places[0])
 
   def config(self, spec: plan.Spec) -> RunConfig:
     """Settings of one run."""
@@ -66,6 +71,15 @@ class Table:
   def folder(self, spec: plan.Spec) -> pathlib.Path:
     """Run folder."""
     return self.workdir / 'runs' / spec.name
+
+  def command(self, known: Iterable[str]) -> str:
+    """The command that makes all of the table, in its folder too. known: arms of which there are runs."""
+    rows = [a for a in self.arms if a in self.chosen or a in known]
+    named = [] if rows == list(self.arms) else [a for a in rows if a != plan.BASELINE] or rows
+    flags = {'item': 'schemes', 'scale': self.scale, 'jobs': len(self.places) if len(self.places) > 1 else None,
+             'schemes': ','.join(named), 'data_dir': self.data.get('data_dir'), 'data_source': self.data.get('source')}
+    given = [f'--{name}={value}' for name, value in flags.items() if value]
+    return shlex.join(['python', 'experiments/reproduce.py', *given, '--workdir=DIR'])
 
 
 def changed(config: RunConfig, settings: dict) -> RunConfig:
@@ -106,17 +120,18 @@ def reproduce(scale: str, workdir, *, names: list[str] | None = None, jobs: int 
   """
   if scale == 'tpu' and jobs != 1:
     raise UserError(f'--scale=tpu runs one job at a time, which has all chips, got --jobs={jobs}.')
-  settings, places = base(scale, data or {}), crew.processors(jobs)
-  table = Table(scale, settings, plan.arms(), choose(names), resume.open_workdir(workdir), places)
+  data, places = data or {}, crew.processors(jobs)
+  table = Table(scale, base(scale, data), plan.arms(), choose(names), resume.open_workdir(workdir), places, data)
   for arm in table.chosen:
     table.config(plan.Spec(arm, table.common, 0))  # what the settings refuse, they refuse now
   with resume.alone(table.workdir):
     found = load(table)
+    speeds = load_speeds(table, found, again=() if only == 'train' else table.chosen)
     if only != 'speed':
-      _train(table, found)
+      _train(table, found, speeds)
     if only != 'train':
-      _time(table, found)
-    summary = write(table, found)
+      _time(table, found, speeds)
+    summary = write(table, found, speeds)
   return brief(table, summary)
 
 
@@ -134,12 +149,39 @@ def load(table: Table) -> dict[plan.Spec, dict]:
   return found
 
 
+def load_speeds(table: Table, found: dict, again: Iterable[str]) -> dict[str, dict]:
+  """Timings by arm that belong in the table; says in a line which do not, and that those in `again` are made anew."""
+  known = {a: r for a in table.arms if (r := records.read(table.workdir / 'speed' / a))}
+  if not known:
+    return {}
+  here, stale = about(table), collections.defaultdict(list)
+  corpus = next((r['corpus_hash'] for r in found.values()), None)
+  for arm, timing in list(known.items()):
+    config = config_lib.to_dict(table.config(plan.Spec(arm, table.common, 0)))
+    if why := records.stale(timing, config, crew.size([]), here, corpus):
+      del known[arm]
+      stale[why, 'measured again' if arm in again else 'left out of the table'].append(arm)
+  for (why, now), arms in stale.items():
+    tqdm.tqdm.write(f"speed of {', '.join(arms)}: measured {why}, and now {now}.", file=sys.stderr)
+  return known
+
+
+def about(table: Table) -> dict:
+  """`job.about`: the present code and machine."""
+  asked = crew.Job('a look at code and machine', table.workdir / 'about', {
+      'kind': 'about', 'folder': str(table.workdir / 'about')})
+  answers = []
+  crew.work(lambda: [] if answers else [asked], lambda job: answers.append(records.of(job.folder)), [[]],
+            cache=table.workdir / 'programs')
+  return answers[0]
+
+
 def losses(found: dict[plan.Spec, dict]) -> dict[plan.Spec, float]:
   """What the plan goes by: infinite where a run diverged."""
   return {s: math.inf if r['diverged'] else r['loss'] for s, r in found.items()}
 
 
-def _train(table: Table, found: dict):
+def _train(table: Table, found: dict, speeds: dict):
   """All wanted runs that are not found, the table written anew after each."""
   def todo():
     missing = [s for s in plan.wanted(table.chosen, table.common, losses(found)) if s not in found]
@@ -147,10 +189,10 @@ def _train(table: Table, found: dict):
         'kind': 'train', 'config': config_lib.to_dict(table.config(s)), 'folder': str(table.folder(s)),
         'said': dataclasses.asdict(s) | {'cores': table.cores}}) for s in missing]
   def done(job):
-    record = records.read(job.folder)
+    record = records.of(job.folder)
     found[plan.Spec(record['arm'], record['rate'], record['seed'])] = record
     records.check_corpus(found.values())
-    write(table, found)
+    write(table, found, speeds)
     bar.update()
     end = 'diverged' if record['diverged'] else f"{record['loss']:.4f}"
     tqdm.tqdm.write(f'{job.name}: {end}', file=sys.stderr)
@@ -162,16 +204,19 @@ def _train(table: Table, found: dict):
     crew.work(todo, done, table.places, cache=table.workdir / 'programs', tick=tick)
 
 
-def _time(table: Table, found: dict):
+def _time(table: Table, found: dict, speeds: dict):
   """The step of every chosen arm against pre's, one after the other on all processors; pre's own shows the noise."""
   folder = lambda arm: table.workdir / 'speed' / arm
   config = lambda arm: config_lib.to_dict(table.config(plan.Spec(arm, table.common, 0)))
   def todo():
     return [crew.Job(f'speed of {a}', folder(a), {
-        'kind': 'speed', 'configs': [config(plan.BASELINE), config(a)], 'folder': str(folder(a)), 'said': {'arm': a}})
-            for a in table.chosen if records.read(folder(a)) is None]
+        'kind': 'speed', 'configs': [config(plan.BASELINE), config(a)], 'folder': str(folder(a)),
+        'said': {'arm': a, 'cores': crew.size([])}}) for a in table.chosen if a not in speeds]
   def done(job):
-    write(table, found)
+    record = records.of(job.folder)
+    speeds[record['arm']] = record
+    records.check_corpus([*found.values(), *speeds.values()])
+    write(table, found, speeds)
     bar.update()
   with _bar('timing', len(table.chosen) - len(todo()), len(table.chosen)) as bar:
     crew.work(todo, done, [[]], cache=table.workdir / 'programs',
@@ -192,11 +237,10 @@ def _show(bar: tqdm.tqdm, names: list[str]):
     bar.set_postfix_str(text)
 
 
-def write(table: Table, found: dict) -> dict:
+def write(table: Table, found: dict, speeds: dict) -> dict:
   """Writes schemes.json, schemes.md and schemes.png of what is known, and returns the first."""
-  speeds = {a: records.read(table.workdir / 'speed' / a) for a in table.arms}
-  summary = files.finite(schemes_summary.summary(
-      table.scale, table.base, table.arms, found, losses(found), {a: s for a, s in speeds.items() if s}))
+  summary = files.finite(schemes_summary.summary(table.scale, table.base, table.arms, found, losses(found), speeds,
+                                                 table.command({s.arm for s in found})))
   files.write_json(table.workdir / 'schemes.json', summary)
   files.write_text(table.workdir / 'schemes.md', schemes_page.page(summary))
   schemes_plot.save(table.workdir / 'schemes.png', summary)
@@ -207,6 +251,7 @@ def brief(table: Table, summary: dict) -> dict:
   """The JSON line of the command."""
   verdicts = {row['arm']: row['tuned'].get('verdict') for row in summary['rows']}
   by = lambda verdict: [a for a, v in verdicts.items() if v == verdict]
+  lost = [row['arm'] for row in summary['rows'] if row['tuned'].get('diverged')]  # a seed of it, or all
   return {'item': 'schemes', 'scale': table.scale, 'table': str(table.workdir / 'schemes.md'),
           'runs': len(summary['runs']), 'diverged_runs': sum(r['diverged'] for r in summary['runs']),
-          **{word.replace(' ', '_'): by(word) for word in ('better', 'worse', 'no difference shown', 'diverged')}}
+          **{word.replace(' ', '_'): by(word) for word in ('better', 'worse', 'no difference shown')}, 'diverged': lost}

@@ -27,7 +27,7 @@ def notes(summary: dict) -> str:
   """What a reader of the table must know, as a Markdown list."""
   s, cores = summary['settings'], summary['cores']
   m, t, hardware = s['model'], s['train'], summary['hardware'] or {}
-  commits = ', '.join(f'{c[:12]}{"-dirty" * c.endswith("dirty")} ({n} runs)' for c, n in summary['commits'].items())
+  commits = ', '.join(f'{_commit(c)} ({n} runs)' for c, n in summary['commits'].items())
   speed = next((r['speed'] for r in summary['rows'] if r['arm'] == 'pre' and r['speed']), None)
   lines = [
       f"Each run: {m['num_layers']} layers of width {m['d_model']}, vocabulary {m['vocab_size']}, init {m['init']} "
@@ -41,17 +41,48 @@ def notes(summary: dict) -> str:
       "'to pre' is the mean paired difference and its 95 % interval (Student's t over pairs); the verdict is of the "
       "best rates, and says 'better' or 'worse' only where the interval excludes 0. Each interval stands alone: of "
       'twenty schemes equal to pre about one would get a verdict by chance.',
-      'A diverged run counts as an infinite loss. Last variance: over the hidden units, at what leaves the last block, '
+      "A diverged run counts as an infinite loss. Where a seed diverged there is no mean, no interval and no 'better' "
+      "or 'worse': the verdict is how many did. Last variance: over the hidden units, at what leaves the last block, "
       'mean over the tokens of the last training batch, before the last update, and over the seeds at the best rate.',
       f"{hardware.get('cpu') or hardware.get('device')}, {hardware.get('backend')}, "
-      f"{cores} processor{'s' * (cores != 1)} a run; jax {(summary['versions'] or {}).get('jax')}, "
+      f"{_processors(cores)} a run; jax {(summary['versions'] or {}).get('jax')}, "
       f"Python {hardware.get('python')}; corpus {_or(summary['corpus_hash'], '')[:12]}; commit {commits}.",
-      f"Command: `python experiments/reproduce.py --item=schemes --scale={summary['scale']} --workdir=DIR`."]
+      f"Command: `{summary['command']}`."]
+  lines[1:1] = filter(None, [_own(summary['own_settings']), _variants(summary['rows'])])
   if speed:
-    lines.insert(4, f"Speed: tokens a second over pre's, median [lowest, highest] of rounds in which {speed['steps']} "
+    lines.insert(-2, f"Speed: tokens a second over pre's, median [lowest, highest] of rounds in which {speed['steps']} "
                  "compiled train steps of each took turns; pre's own row shows the noise, its rate is "
-                 f"{speed['tokens_per_second'][0]:,.0f} tokens/s.")
+                 f"{speed['tokens_per_second'][0]:,.0f} tokens/s on {_processors(speed['cores'])}, commit "
+                 f"{_commit(speed['commit'])}.")
   return ''.join(f'- {line}\n' for line in lines)
+
+
+def _own(settings: list[dict]) -> str:
+  """Settings that one scheme alone reads, with their meaning: what 0 or -1 stands for is said there."""
+  say = lambda o: f"`{o['setting']}` = {o['value']} ({o['meaning']}{_default(o)})"
+  return f"Settings of a single scheme: {'; '.join(map(say, settings))}." if settings else ''
+
+
+def _default(own: dict) -> str:
+  return '' if own['value'] == own['default'] else f"; by default {own['default']}"
+
+
+def _variants(rows: list[dict]) -> str:
+  """Rows that are a scheme with other settings."""
+  texts = []
+  for row in rows:
+    others = [f'{k} = {v}' for group in row['settings'].values() for k, v in group.items() if k != 'scheme']
+    if others:
+      texts.append(f"`{row['arm']}` is `{row['settings']['model']['scheme']}` with {', '.join(others)}")
+  return f"{'; '.join(texts)}." if texts else ''
+
+
+def _commit(commit: str | None) -> str:
+  return f"{str(commit)[:12]}{'-dirty' * str(commit).endswith('dirty')}"
+
+
+def _processors(n: int | None) -> str:
+  return f"{n} processor{'s' * (n != 1)}"
 
 
 def _or(value, other):
@@ -72,7 +103,7 @@ def _rate(row: dict) -> str:
 
 def _loss(cell: dict) -> str:
   n = len(cell.get('losses', ()))
-  if cell.get('diverged'):
+  if n and cell['diverged']:
     return f"{cell['diverged']} of {n} diverged"
   return '' if cell.get('mean') is None else f"{cell['mean']:.4f} ({n})"
 

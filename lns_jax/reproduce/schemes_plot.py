@@ -23,14 +23,14 @@ def figure(summary: dict) -> Figure:
   """
   rows = [r for r in summary['rows'] if r['tuned'].get('difference')]
   rows.sort(key=lambda r: r['tuned']['difference']['mean_difference'])
-  lost = [r for r in summary['rows'] if r['tuned'].get('verdict') == 'diverged']
+  lost = [r for r in summary['rows'] if r['tuned'].get('diverged')]
   n = len(rows) + len(lost)
   drawn = Figure(figsize=(6.4, 1.5 + 0.23 * max(n, 1)), layout='constrained')
   axes = drawn.add_subplot()
   axes.axvline(0, color=plots.INK, linewidth=0.8)
   handles = [_scheme(axes, y, row) for y, row in enumerate(rows)]
   for y, row in enumerate(lost, len(rows)):
-    axes.text(0, y, '  diverged', va='center', color=NEUTRAL, style='italic')
+    axes.text(0, y, f"  {row['tuned']['verdict']}", va='center', color=NEUTRAL, style='italic')
   axes.set_yticks(range(n), [r['arm'] for r in rows + lost])
   axes.set_ylim(n - 0.4, -0.6)
   axes.grid(False, axis='y')

@@ -1,32 +1,43 @@
 """From records of runs to the numbers of the table of schemes."""
 
 import collections
+import dataclasses
 import math
 
 import numpy as np
 
 from lns_jax import config as config_lib
 from lns_jax import paired
-from lns_jax.config import RunConfig
+from lns_jax.config import ModelConfig, RunConfig
 from lns_jax.reproduce import plan
 
 KEPT = ('arm', 'rate', 'seed', 'diverged', 'reason', 'loss', 'perplexity', 'bits_per_byte', 'train_loss', 'variance',
         'params', 'train_tokens', 'seconds', 'commit')
 
 
-def summary(scale: str, base: RunConfig, arms: dict[str, dict], found: dict, losses: dict, speeds: dict) -> dict:
+def summary(scale: str, base: RunConfig, arms: dict[str, dict], found: dict, losses: dict, speeds: dict,
+            command: str) -> dict:
   """schemes.json.
 
   Args:
     base: settings that all runs share. arms: {arm: its settings}. found: records by Spec. losses: by Spec.
-    speeds: {arm: `speed.measure`}.
+    speeds: {arm: `job.speed`}. command: what makes this table.
   """
   names, common = [a for a in arms if any(s.arm == a for s in found)], base.optimizer.lr
   return {'item': 'schemes', 'scale': scale, 'common_rate': common,
           'rows': [_row(a, arms[a], common, found, losses, speeds.get(a)) for a in names],
           'missing_runs': len([s for s in plan.wanted(names, common, losses) if s not in found]),
           'runs': [{k: r.get(k) for k in KEPT} for _, r in sorted(found.items())],
-          'settings': config_lib.to_dict(base), **_header(found)}
+          'settings': config_lib.to_dict(base), 'own_settings': own_settings(base.model, [arms[a] for a in names]),
+          'command': command, **_header(found)}
+
+
+def own_settings(model: ModelConfig, arms: list[dict]) -> list[dict]:
+  """Model settings that only one of the arms' schemes reads: [{'setting', 'value', 'default', 'meaning'}]."""
+  shown = {a['model']['scheme'] for a in arms}
+  return [{'setting': f.name, 'value': getattr(model, f.name), 'default': f.default,
+           'meaning': f.metadata['doc'].rstrip('.')}
+          for f in dataclasses.fields(ModelConfig) if f.metadata['scheme'] in shown]
 
 
 def _header(found: dict) -> dict:
@@ -44,14 +55,15 @@ def _row(arm: str, settings: dict, common: float, found: dict, losses: dict, spe
   tried = [s for s in plan.grid(arm, common, losses) if s in losses]
   tuned = cell(arm, best, losses, plan.Spec(plan.BASELINE, base_best, 0) if base_best else None) if best else {}
   if not best and tried and all(math.isinf(losses[s]) for s in tried):
-    tuned = {'verdict': 'diverged'}
+    tuned = {'verdict': 'diverged', 'diverged': len(tried)}
   last = [found[s]['variance'][-1] for s in found if s.arm == arm and s.rate == best and not found[s]['diverged']]
   return {'arm': arm, 'settings': settings, 'grid': [{'rate': s.rate, 'loss': losses[s]} for s in tried],
           'best_rate': best, 'best_rate_at_an_end': plan.at_the_end(arm, common, losses),
           'common': cell(arm, common, losses, plan.Spec(plan.BASELINE, common, 0)), 'tuned': tuned,
           'last_variance': float(np.mean(last)) if last else None,
           'params': next((r['params'] for s, r in found.items() if s.arm == arm and not r['diverged']), None),
-          'speed': speed and {k: speed[k] for k in ('ratio', 'low', 'high', 'steps', 'tokens_per_second')}}
+          'speed': speed and {k: speed[k] for k in (
+              'ratio', 'low', 'high', 'steps', 'tokens_per_second', 'cores', 'commit')}}
 
 
 def cell(arm: str, rate: float, losses: dict, base: plan.Spec | None) -> dict:
@@ -61,8 +73,8 @@ def cell(arm: str, rate: float, losses: dict, base: plan.Spec | None) -> dict:
     base: pre at the rate to compare with, of whatever seed.
 
   Returns {'rate', 'losses' [{'seed', 'loss' (infinite: diverged)}], 'mean' (None where a seed diverged), 'diverged'
-  (seeds that did), 'differences' [{'seed', 'difference'}], 'difference' (`paired.interval`; None without pairs),
-  'verdict'}.
+  (seeds that did), 'differences' [{'seed', 'difference'}], 'difference' (`paired.interval`; None without pairs, and
+  where a seed diverged: those left are not a fair sample), 'verdict'}.
   """
   of_seed = lambda arm, rate: {s.seed: x for s, x in sorted(losses.items()) if s.arm == arm and s.rate == rate}
   mine, theirs = of_seed(arm, rate), of_seed(base.arm, base.rate) if base else {}
@@ -70,10 +82,11 @@ def cell(arm: str, rate: float, losses: dict, base: plan.Spec | None) -> dict:
   pairs = {} if arm == plan.BASELINE or diverged else {
       seed: x - theirs[seed] for seed, x in mine.items() if math.isfinite(theirs.get(seed, math.inf))}
   difference = paired.interval(list(pairs.values())) if pairs else None
+  lost = '' if not diverged else 'diverged' if diverged == len(mine) else f'{diverged} of {len(mine)} diverged'
   return {'rate': rate, 'losses': [{'seed': s, 'loss': x} for s, x in mine.items()], 'diverged': diverged,
           'mean': float(np.mean(list(mine.values()))) if mine and not diverged else None,
           'differences': [{'seed': s, 'difference': d} for s, d in pairs.items()], 'difference': difference,
-          'verdict': 'baseline' if arm == plan.BASELINE else 'diverged' if diverged else verdict(difference)}
+          'verdict': lost or ('baseline' if arm == plan.BASELINE else verdict(difference))}
 
 
 def verdict(difference: dict | None) -> str:

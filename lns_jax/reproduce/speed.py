@@ -16,8 +16,8 @@ def measure(configs: list[RunConfig], folder: pathlib.Path) -> dict:
   """Speed of the second config's compiled train step against the first's.
 
   Returns {'ratio' (seconds of the first over seconds of the second: above 1 the second is faster; median over
-  rounds), 'low', 'high' (of all rounds), 'tokens_per_second' [2] (medians), 'steps' (timed of each), 'cores'
-  (devices' word for where)}. Layer statistics are part of the step where the config has them.
+  rounds), 'low', 'high' (of all rounds), 'tokens_per_second' [2] (medians), 'steps' (timed of each), 'corpus_hash'}.
+  Layer statistics are part of the step where the config has them.
   """
   sides, tokens = [], configs[0].train.batch_size * configs[0].data.seq_len
   for i, config in enumerate(configs):
@@ -31,7 +31,8 @@ def measure(configs: list[RunConfig], folder: pathlib.Path) -> dict:
   first, second = (t[1:] for t in times)  # the first round warms up
   ratios = [a / b for a, b in zip(first, second)]
   return {'ratio': statistics.median(ratios), 'low': min(ratios), 'high': max(ratios), 'steps': ROUNDS * STEPS,
-          'tokens_per_second': [STEPS * tokens / statistics.median(t) for t in (first, second)]}
+          'tokens_per_second': [STEPS * tokens / statistics.median(t) for t in (first, second)],
+          'corpus_hash': run.dataset.hash}
 
 
 def _seconds(side: list) -> float:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -77,6 +78,7 @@ def test_runs_differ_in_arm_rate_and_seeds_alone(scale, tmp_path):
   assert a['train']['layer_stats_every'] == of.base.train.steps and a['data']['data_dir'] == 'c4'
 
 
+@pytest.mark.slow
 def test_a_small_table_is_made_and_a_second_call_runs_nothing(short, tmp_path, monkeypatch):
   line = schemes.reproduce('tiny', tmp_path, names=['pre'], only='train')
   assert line['runs'] == 3 and line['diverged_runs'] == 0
@@ -164,12 +166,130 @@ def test_a_setting_that_is_newer_than_a_record_was_at_its_default(tmp_path):
     records.check(tmp_path, record, config_lib.to_dict(of.config(spec)), of.cores)
 
 
+def test_a_derived_setting_that_is_newer_than_a_record_was_what_is_derived_from_its_default(tmp_path):
+  of, spec = table(tmp_path), Spec('pre', 8e-3, 0)
+  record = record_of(of, spec)
+  for name in ('norm_groups', 'layer_ids', 'depth', 'head_dim', 'num_kv_heads'):
+    del record['config']['model'][name]
+  write(of, record)
+  assert list(schemes.load(of)) == [spec]
+
+
+@pytest.mark.parametrize('break_it, words', [
+    (lambda r: r['config']['model'].update(dance=1), 'cannot be read .config has no setting model.dance'),
+    (lambda r: r['config'].update(model=3), 'cannot be read .config setting model must be a group'),
+    (lambda r: r.update(config=3), 'settings that it does not tell')])
+def test_a_record_whose_settings_cannot_be_read_is_refused(tmp_path, break_it, words):
+  of = table(tmp_path)
+  record = record_of(of, Spec('pre', 8e-3, 0))
+  break_it(record)
+  write(of, record)
+  with pytest.raises(UserError, match=f'pre_lr0.008_seed0 holds a run with .*{words}'):
+    schemes.load(of)
+
+
+def test_a_job_that_leaves_no_readable_record_is_named(tmp_path, monkeypatch):
+  monkeypatch.setattr(crew, '_start', lambda job, *args: subprocess.Popen(['true']))
+  of = table(tmp_path)
+  for work in (schemes._train, schemes._time):
+    with pytest.raises(UserError, match='ended well, but its record .*record.json cannot be read'):
+      work(of, {}, {})
+
+
+def flags(page: str) -> dict:
+  """{flag: value} of the command on a page."""
+  return dict(re.findall(r'--(\w+)=(\S+)', re.search('Command: `python experiments/reproduce.py (.*)`', page)[1]))
+
+
+def test_the_printed_command_is_accepted_by_the_folder_that_it_made(short, tmp_path, monkeypatch):
+  jobs, data = min(2, len(os.sched_getaffinity(0))), {'source': 'a text.txt', 'data_dir': 'c4'}
+  of = table(tmp_path, base=schemes.base('tiny', data), places=crew.processors(jobs))
+  for spec in plan.wanted(['pre', 'lns', 'post'], of.common, {}):
+    write(of, record_of(of, spec, tokens=9, commit='c', hardware={}, versions={}, params=1, variance=[1.0, 2.0]))
+  monkeypatch.setattr(crew, '_start', lambda *_: pytest.fail('a run was started'))
+  schemes.reproduce('tiny', tmp_path, names=['lns'], jobs=jobs, only='train', data=data)
+  page = (tmp_path / 'schemes.md').read_text()
+  assert "'--data_source=a text.txt'" in page
+  said = flags(page.replace("'--data_source=a text.txt'", '--data_source=a_text.txt'))
+  assert said == {'item': 'schemes', 'scale': 'tiny', 'schemes': 'lns,post', 'data_dir': 'c4', 'workdir': 'DIR',
+                  'data_source': 'a_text.txt'} | ({'jobs': str(jobs)} if jobs > 1 else {})
+  again = schemes.reproduce(said['scale'], tmp_path, names=said['schemes'].split(','), only='train',
+                            jobs=int(said.get('jobs', 1)), data={'source': 'a text.txt', 'data_dir': said['data_dir']})
+  assert again['runs'] == 9
+
+
+@pytest.mark.parametrize('chosen, known, words', [
+    (plan.arms(), [], ''), (['pre'], ['pre'], '--schemes=pre '), (['pre', 'mix'], ['lns'], '--schemes=lns,mix ')])
+def test_the_command_names_schemes_only_where_the_table_has_not_all(tmp_path, chosen, known, words):
+  assert table(tmp_path, chosen=list(chosen)).command(known) == (
+      f'python experiments/reproduce.py --item=schemes --scale=tiny {words}--workdir=DIR')
+
+
+HERE = {'hardware': {'cpu': 'a'}, 'versions': {'jax': '1'}, 'commit': 'c'}
+
+
+def timing_of(of: schemes.Table, arm: str, **changes) -> dict:
+  timing = {'arm': arm, 'config': config_lib.to_dict(of.config(Spec(arm, of.common, 0))), 'cores': crew.size([]),
+            'ratio': 1.0, 'low': 1.0, 'high': 1.0, 'steps': 27, 'tokens_per_second': [1.0, 1.0],
+            'corpus_hash': 'a' * 64} | HERE | changes
+  folder = of.workdir / 'speed' / arm
+  folder.mkdir(parents=True)
+  (folder / job.RECORD).write_text(json.dumps(timing))
+  return timing
+
+
+def test_speed_of_another_scale_machine_code_or_text_is_measured_again_and_never_shown(tmp_path, monkeypatch, capsys):
+  of = table(tmp_path)
+  monkeypatch.setattr(schemes, 'about', lambda _: HERE)
+  timing_of(of, 'pre')
+  cases = {'lns': ({'config': config_lib.to_dict(schemes.base('cpu', {}))}, r'with model\.'),
+           'post': ({'hardware': {'cpu': 'b'}}, 'on another machine'), 'peri': ({'cores': 77}, 'on another machine'),
+           'mix': ({'commit': 'older'}, 'by other code .commit older.'),
+           'keel': ({'versions': {'jax': '2'}}, 'with other versions of libraries'),
+           'gpas': ({'corpus_hash': 'b' * 64}, 'on another corpus'),
+           'admin': ({'config': None}, 'with settings that it does not tell')}
+  for arm, (changes, _) in cases.items():
+    timing_of(of, arm, **changes)
+  found = {Spec(arm, of.common, 0): record_of(of, Spec(arm, of.common, 0), tokens=9, commit='c', variance=[1.0],
+                                              params=1) for arm in ('pre', *cases)}
+  speeds = schemes.load_speeds(of, found, again=['pre', *list(cases)[1:]])
+  assert list(speeds) == ['pre']
+  said = capsys.readouterr().err
+  assert re.search(r'speed of lns: measured with model\.\w+ = .*, and now left out of the table\.', said)
+  assert re.search('speed of post, peri: measured on another machine, and now measured again', said)
+  assert all(re.search(words, said) for _, words in cases.values())
+  rows = schemes.write(of, found, speeds)['rows']
+  assert [r['arm'] for r in rows if r['speed']] == ['pre'] and len(rows) == 8
+
+
+@pytest.mark.slow
+def test_speed_is_recorded_with_what_it_is_checked_by(short, tmp_path, cache, monkeypatch):
+  from lns_jax.reproduce import speed
+  monkeypatch.setattr(speed, 'ROUNDS', 1)
+  of = table(tmp_path, base=schemes.base('tiny', {}))
+  pre, admin = (config_lib.to_dict(of.config(Spec(a, of.common, 0))) for a in ('pre', 'admin'))
+  folder = tmp_path / 'speed/admin'  # admin's first state needs a batch
+  folder.mkdir(parents=True)
+  made = job.speed([pre, admin], str(folder), {'arm': 'admin', 'cores': crew.size([])})
+  read = records.of(folder)
+  assert read == made and read['ratio'] > 0 and read['arm'] == 'admin'
+  here = schemes.about(of)  # in a process of its own
+  assert records.stale(read, admin, crew.size([]), here, read['corpus_hash']) is None
+  assert records.stale(read, pre, crew.size([]), here, None) == "with model.scheme = 'admin', but this table has 'pre'"
+
+
+@pytest.mark.parametrize('scale, low, high', [('cpu', 0.12, 0.24), ('tpu', 0.12, 0.24)])
+def test_the_ramp_of_prores_is_as_long_a_share_of_the_run_as_its_own_scripts_have_it(scale, low, high):
+  base = schemes.base(scale, {})
+  assert low <= base.model.prores_steps * base.model.num_layers / base.train.steps <= high
+
+
 def test_what_is_known_of_other_schemes_stays_in_the_table(tmp_path):
   of = table(tmp_path)
   for arm in ('pre', 'peri'):
     write(of, record_of(of, Spec(arm, 8e-3, 0), tokens=9, commit='c', hardware={}, versions={}, params=1,
                         variance=[1.0, 2.0]))
-  summary = schemes.write(of, schemes.load(of))
+  summary = schemes.write(of, schemes.load(of), {})
   assert [r['arm'] for r in summary['rows']] == ['pre', 'peri']
 
 

@@ -1,6 +1,7 @@
 """Numbers and words of the table of schemes, by hand, and the page and picture of them."""
 
 import math
+import pathlib
 
 import pytest
 
@@ -30,7 +31,7 @@ def known(**arms) -> dict:
 
 def summary(found: dict, speeds=()) -> dict:
   return files.finite(schemes_summary.summary(
-      'tiny', schemes.base('tiny', {}), plan.arms(), found, schemes.losses(found), dict(speeds)))
+      'tiny', schemes.base('tiny', {}), plan.arms(), found, schemes.losses(found), dict(speeds), 'make it'))
 
 
 def row(found: dict, arm: str) -> dict:
@@ -49,7 +50,7 @@ def test_differences_are_paired_by_seed_and_have_students_interval():
 
 @pytest.mark.parametrize('losses, word', [
     ([3.90, 4.01, 4.19], 'better'), ([4.10, 4.19, 4.41], 'worse'), ([3.9, 4.2, 4.3], 'no difference shown'),
-    ([3.9], 'too few pairs'), ([3.9, None, 4.2], 'diverged'), ([None, None, None], 'diverged')])
+    ([3.9], 'too few pairs'), ([3.9, None, 4.2], '1 of 3 diverged'), ([None, None, None], 'diverged')])
 def test_the_word_is_better_or_worse_only_where_the_interval_excludes_0(losses, word):
   assert row(known(pre=PRE, lns=losses), 'lns')['tuned']['verdict'] == word
 
@@ -94,7 +95,8 @@ def test_an_unfinished_table_has_a_page_and_a_picture(tmp_path):
 
 
 def test_the_page_says_what_the_numbers_say():
-  speed = {'ratio': 0.98, 'low': 0.9, 'high': 1.05, 'steps': 27, 'tokens_per_second': [9000.0, 8800.0]}
+  speed = {'ratio': 0.98, 'low': 0.9, 'high': 1.05, 'steps': 27, 'tokens_per_second': [9000.0, 8800.0], 'cores': 2,
+           'commit': 'd' * 40}
   found = known(pre=PRE, lns=[3.9, 3.9, 4.0], post=[None, None, None], mix=[3.90, 4.01, 4.19])
   lines = schemes_page.docs_table(summary(found, {'pre': speed, 'lns': speed})).splitlines()
   assert [line.split('`')[1] for line in lines[2:]] == ['lns', 'mix', 'pre', 'post']  # by loss, the diverged last
@@ -102,7 +104,35 @@ def test_the_page_says_what_the_numbers_say():
   assert '3.9333 (3) | -0.2000 [-0.4484, +0.0484] | no difference shown' in lns and '0.980 [0.900, 1.050]' in lns
   assert '| better |' in mix and '3 of 3 diverged' in post and '| diverged |' in post
   assert {line.count('|') for line in lines} == {len(schemes_page.HEAD) + 1}
-  assert '9,000 tokens/s' in schemes_page.notes(summary(found, {'pre': speed}))
+  notes = schemes_page.notes(summary(found, {'pre': speed}))
+  assert '9,000 tokens/s on 2 processors, commit dddddddddddd.' in notes and 'Command: `make it`' in notes
+
+
+def test_the_notes_say_what_a_row_is_that_the_shared_settings_do_not_say():
+  losses = {arm: PRE for arm in ('pre', 'prores', 'keel', 'completep', 'mix', 'layerscale', 'lns_attn_only')}
+  base = schemes.base('cpu', {})
+  notes = schemes_page.notes(files.finite(schemes_summary.summary(
+      'cpu', base, plan.arms(), known(**losses), schemes.losses(known(**losses)), {}, '')))
+  for words in ('`prores_steps` = 2 (prores: T, ', 'is after T l; by default 1000)',
+                '`keel_alpha` = 0.0 (keel: ', 'open; 0: L)',
+                '`base_depth` = 2 (completep: L0', '`mix_fraction` = 0.25 (mix: ',
+                '`layerscale_init` = 0.0 (layerscale: Start; 0: 0.1, 1e-5, 1e-6 by depth',
+                '`lns_attn_only` is `lns` with p_mlp = 0.0'):
+    assert words in notes
+  assert 'alpha_init' not in notes  # lns_learned is no row here
+  assert 'single scheme' not in schemes_page.notes(summary(known(pre=PRE)))
+
+
+def test_a_scheme_that_diverges_with_one_seed_of_three_is_neither_better_nor_worse():
+  found = known(pre=PRE, lns=[3.9, None, 4.0], mix=[3.90, 4.01, 4.19])
+  line = next(x for x in schemes_page.docs_table(summary(found)).splitlines() if '`lns`' in x)
+  assert '| 1 of 3 diverged |  | 1 of 3 diverged |' in line  # the loss, no difference, the verdict
+  axes = schemes_plot.figure(summary(found)).axes[0]
+  assert [t.get_text() for t in axes.get_yticklabels()] == ['mix', 'lns']
+  assert axes.texts[0].get_text().strip() == '1 of 3 diverged'
+  of = schemes.Table('tiny', schemes.base('tiny', {}), plan.arms(), ['pre'], pathlib.Path('t'), [[]])
+  line = schemes.brief(of, summary(found))
+  assert line['diverged'] == ['lns'] and line['better'] == ['mix'] and line['worse'] == []
 
 
 def test_the_picture_is_sorted_and_names_what_diverged():
