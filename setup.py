@@ -40,7 +40,8 @@ setuptools.setup(
     extras_require={
         'tpu': ['jax[tpu]>=0.10'],
         'gcs': ['gcsfs'],
-        'test': ['pytest>=8', 'pytest-xdist>=3', 'nbclient>=0.10', 'ipykernel>=6'],
+        'vision': ['scikit-learn>=1.4'],  # its digits
+        'test': ['pytest>=8', 'pytest-xdist>=3', 'nbclient>=0.10', 'ipykernel>=6', 'scikit-learn>=1.4'],
         'parity': ['torch>=2.6', 'transformers>=4.50'],
     },
 )

@@ -1,6 +1,6 @@
 """ViT-S/16 with 36 layers, timm's vit_small_patch16_36x1_224: what the colour bar of the paper's Figure 8 fits.
 
-  lns_jax.load_config('vit_s16_36x1'), or 'vit_s16_36x1:noscale'
+  python experiments/vision.py --config=vit_s16_36x1:noscale --config.data.source=FILE.npz --workdir=runs/vit_36
 
 64,665,448 parameters with LayerScale, from 1e-5 as timm starts it. `:noscale` is the paper's baseline, scheme pre
 without LayerScale, 64,637,800 parameters; its other curve is branch_lns. Figure 8: output variance above about 3,000

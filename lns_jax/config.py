@@ -170,7 +170,8 @@ class DataConfig(Section):
 
   NAME = 'data'
   source: str = setting(
-      'embedded', 'embedded; a file or folder of text, JSONL, Parquet or token shards; tfds:NAME; a prepared folder.')
+      'embedded', 'embedded; a file or folder of text, JSONL, Parquet or token shards; tfds:NAME; a prepared folder. '
+      'Of images: digits; a .npz file; a folder of the MNIST form.')
   data_dir: str = setting('', 'TFDS data_dir for tfds: sources.')
   cache_dir: str = setting('', 'Where prepared data go; empty: $LNS_JAX_CACHE, else the user cache folder.')
   text_field: str = setting(
@@ -303,6 +304,11 @@ class RunConfig(Section):
   eval: EvalConfig = EvalConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
   mesh: MeshConfig = MeshConfig()
+
+  @property
+  def row_tokens(self) -> int:
+    """T: positions of a row of text, or tokens of an image."""
+    return self.model.num_tokens if self.model.family == 'vit' else self.data.seq_len
 
   def check(self):
     for section in (self.data, self.train, self.eval):

@@ -7,13 +7,13 @@ import jax
 
 from lns_jax import paired, sharding
 from lns_jax.config import MeshConfig
-from lns_jax.data import pipeline, prepare
+from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import UserError
 from lns_jax.interop.load import load, load_run_config
 from lns_jax.train import evaluate as evaluate_lib
 from lns_jax.train import log, resume
 
-KEYS = ('loss', 'perplexity', 'bits_per_byte', 'tokens')
+KEYS = ('loss', 'perplexity', 'bits_per_byte', 'tokens', 'accuracy', 'images')  # those that a result has
 
 
 def _info(workdir) -> dict:
@@ -33,14 +33,15 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max
     parity: adds 'paper_loss' and 'paper_perplexity', the authors' n / (n + 1) value (paper.md 6.4).
 
   Returns:
-    {'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens', 'step' (of the checkpoint)}.
+    {'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens', 'step' (of the checkpoint)}; of a model of images
+    'accuracy' and 'images' take the place of the middle three.
   """
   trained_step, config = load_run_config(workdir, step)
-  dataset = pipeline.open(prepare.prepare(config.data, config.model.vocab_size))
+  dataset = dataset_lib.open(config)
   wanted = _info(workdir)['corpus_hash']
   if dataset.hash != wanted:
     raise UserError(f'{workdir} was trained on a corpus with hash {wanted[:12]}, the present one has '
-                    f'{dataset.hash[:12]}; its validation split is not the same text.')
+                    f'{dataset.hash[:12]}; its validation split is not the same.')
   mesh = sharding.make_mesh(MeshConfig())
   model, params, _ = load(workdir, step=step)
   everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), params)
@@ -49,7 +50,7 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max
   found = evaluate_lib.evaluate(
       evaluate_lib.make_eval_step(model, mesh, everywhere), params, dataset, mesh, split=split, rows=rows,
       max_tokens=config.eval.max_tokens if max_tokens is None else max_tokens, progress=log.batches)
-  result = {k: found[k] for k in KEYS} | {'step': trained_step}
+  result = {k: found[k] for k in KEYS if k in found} | {'step': trained_step}
   if parity:
     result |= {'paper_loss': found['paper_loss'], 'paper_perplexity': evaluate_lib.perplexity(found['paper_loss'])}
   return result
@@ -74,10 +75,11 @@ def compare(workdirs, *, allow_different_corpora: bool = False) -> dict:
     raise UserError(f"{runs[0]['workdir']} and {other['workdir']} were trained on different corpora "
                     f"({runs[0]['corpus_hash'][:12]}, {other['corpus_hash'][:12]}); their losses do not compare. "
                     'Give --allow_different_corpora to print them all the same.')
-  if len({r['tokens'] for r in runs}) > 1 and not allow_different_corpora:
-    other = next(r for r in runs if r['tokens'] != runs[0]['tokens'])
-    raise UserError(f"{runs[0]['workdir']} was evaluated on {runs[0]['tokens']:,} tokens and {other['workdir']} on "
-                    f"{other['tokens']:,}; run both again with the same --config.eval.max_tokens.")
+  size = lambda r: r.get('tokens') or r['images']
+  if len({size(r) for r in runs}) > 1 and not allow_different_corpora:
+    other = next(r for r in runs if size(r) != size(runs[0]))
+    raise UserError(f"{runs[0]['workdir']} was evaluated on {size(runs[0]):,} tokens and {other['workdir']} on "
+                    f"{size(other):,}; run both again with the same --config.eval.max_tokens.")
   differing = _differing([r.pop('config') for r in runs], runs)
   seeds = lambda r: (r['settings'].get('train.seed'), r['settings'].get('data.seed'))
   kind = lambda r: tuple((k, str(r['settings'].get(k))) for k in differing if k not in ('train.seed', 'data.seed'))
@@ -101,7 +103,7 @@ def _finished(workdir) -> dict:
   except ValueError:
     raise UserError(f'{path} is damaged; run the pretrain command of {workdir} again.') from None
   return {'workdir': str(workdir), 'corpus_hash': info['corpus_hash'], 'config': info['config'],
-          **{k: result[k] for k in KEYS}}
+          **{k: result[k] for k in KEYS if k in result}}
 
 
 def _differing(configs: list[dict], runs: list[dict]) -> list[str]:
@@ -116,11 +118,13 @@ def _differing(configs: list[dict], runs: list[dict]) -> list[str]:
 def table(compared: dict) -> str:
   """`compare`'s result as lines of text."""
   names = sorted({n for r in compared['runs'] for n in r['settings']})
-  rows = [('run', *names, 'loss', 'perplexity', 'difference')]
+  measure = 'accuracy' if 'accuracy' in compared['runs'][0] else 'perplexity'
+  form = '{:.4f}'.format if measure == 'accuracy' else '{:.2f}'.format
+  rows = [('run', *names, 'loss', measure, 'difference')]
   for r in compared['runs']:
     difference = '' if r['difference'] is None else f"{r['difference']:+.4f}"
     rows.append((r['workdir'], *(str(r['settings'][n]) for n in names), f"{r['loss']:.4f}",
-                 f"{r['perplexity']:.2f}", difference))
+                 form(r[measure]), difference))
   widths = [max(map(len, column)) for column in zip(*rows)]
   lines = ['  '.join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
   for g in compared['groups']:

@@ -50,7 +50,6 @@ def test_help_lists_every_setting():
     (['--config=quickstart', '--config.train.steps=1.5'], ['steps', '1.5']),
     (['--config=quickstart', '--config.optimizer.warmup_steps=9999'], ['warmup_steps', '9999']),
     (['--config=quickstart', '--config.model.num_heads=3'], ['num_heads', '3', '64']),
-    (['--config=vit_tiny'], ['model.family = vit', 'decoder']),
     (['--config=quickstart', 'stray'], ["'stray'", '--name=value']),
     (['--config.model.scheme=lns'], ['--config', 'must be given']),
 ])
@@ -97,3 +96,15 @@ def test_the_last_line_is_one_json_object_without_nan():
           'cli.run(lambda: print("table") or {"a": 1.5, "b": None})\n')
   run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
   assert json.loads(run.stdout.splitlines()[-1]) == {'a': 1.5, 'b': None} and run.returncode == 0
+
+
+@pytest.mark.parametrize('arguments, words', [
+    (['--config=quickstart'], ['model.family = decoder', 'pretrain.py']),
+    (['--config=vit_tiny', '--config.model.rope_base=5e5'], ['rope_base', 'model.family = decoder', 'pooling']),
+    (['--config=vit_tiny', '--config.model.patch_size=5'], ['patch_size = 5', '28', '4 would']),
+])
+def test_a_mistake_with_images_is_one_sentence_and_starts_nothing(arguments, words, tmp_path):
+  run = command('experiments/vision.py', *arguments, f'--workdir={tmp_path / "run"}')
+  assert run.returncode == 1 and not (tmp_path / 'run').exists()
+  line, = run.stderr.strip().splitlines()
+  assert all(w in line for w in words)

@@ -40,7 +40,7 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
     scheme: norm placement of weights that do not say theirs; a run folder does, so that another one is refused.
 
   Returns:
-    (ModelConfig, parameters in the layout of its loop, tokenizer).
+    (ModelConfig, parameters in the layout of its loop, tokenizer; None of a model of images).
 
   Raises:
     UserError: there is no model at `path`, it is damaged, or its scheme is not `scheme`.
@@ -58,4 +58,5 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   params = layout.native(jax.device_put(params, None if config.loop == 'scan' else sharding), config)
   if sharding is not None and config.loop == 'scan':
     params = jax.device_put(params, sharding)
-  return config, params, tokenizers.load(pathlib.Path(path) / 'tokenizer')
+  tokenizer = tokenizers.load(pathlib.Path(path) / 'tokenizer') if config.family == 'decoder' else None
+  return config, params, tokenizer

@@ -60,3 +60,13 @@ def summed_loss(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, b
   w_BT = loss.weights(batch)
   total = loss.summed_loss(normed_BTD, head_table(config, params), batch['targets'], w_BT, chunk)
   return total, jnp.sum(w_BT)
+
+
+def scores(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, batch) -> dict[str, jax.Array]:
+  """Sums of an evaluation besides the loss: 'bytes' of text that the weighed targets stand for; batch: with 'bytes'."""
+  return {'bytes': jnp.sum(batch['bytes'] * loss.weights(batch))}
+
+
+def row_shapes(config: config_lib.ModelConfig, T: int) -> dict[str, jax.ShapeDtypeStruct]:
+  """What a row of training consists of."""
+  return {name: jax.ShapeDtypeStruct((T,), jnp.int32) for name in ('tokens', 'targets', 'segment_ids')}

@@ -96,3 +96,22 @@ def row_losses(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, ba
   """(cross-entropy of each image times its weight [B], its weight [B]); batch: with 'labels' [B]."""
   w_B = weights(batch)
   return loss.token_losses(logits(config, params, normed_BTD), batch['labels'], w_B), w_B
+
+
+def summed_loss(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, batch, chunk: int = 0):
+  """(summed loss, weight) of a batch. chunk: of no use, there is one set of logits an image."""
+  losses_B, w_B = row_losses(config, params, normed_BTD, batch)
+  return jnp.sum(losses_B), jnp.sum(w_B)
+
+
+def scores(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, batch) -> dict[str, jax.Array]:
+  """Sums of an evaluation besides the loss: 'correct', the weight of images whose highest logit is their label."""
+  right = jnp.argmax(logits(config, params, normed_BTD), axis=-1) == batch['labels']
+  return {'correct': jnp.sum(right * weights(batch))}
+
+
+def row_shapes(config: config_lib.ModelConfig, T: int) -> dict[str, jax.ShapeDtypeStruct]:
+  """What a row of training consists of: an image, its class, its weight."""
+  S, C = config.image_size, config.channels
+  return {'images': jax.ShapeDtypeStruct((S, S, C), jnp.float32), 'labels': jax.ShapeDtypeStruct((), jnp.int32),
+          'weights': jax.ShapeDtypeStruct((), jnp.float32)}

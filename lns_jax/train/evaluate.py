@@ -3,26 +3,26 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lns_jax import sharding
 from lns_jax.config import ModelConfig
-from lns_jax.models import loss as loss_lib
-from lns_jax.train import step as step_lib
-
+from lns_jax.models import transformer
 
 CHUNK = 32  # positions whose logits exist at a time
 
 
 def make_eval_step(config: ModelConfig, mesh, params_sharding):
-  """Compiled (params, batch, token_bytes [V], step) -> (loss sum, weight, weighed bytes), scalars, on a mesh."""
-  def run(params, batch, token_bytes, step):
-    total, (weight, _) = step_lib.loss_sums(config, params, batch, chunk=CHUNK, step=step)
-    return total, weight, jnp.sum(token_bytes[batch['targets']] * loss_lib.weights(batch))
+  """Compiled (params, batch, step) -> {'loss', 'weight', and the family's `scores`: sums over the batch}, on a mesh."""
+  family = transformer.family(config)
+  def run(params, batch, step):
+    inputs, segments = transformer.inputs(config, batch), batch.get('segment_ids')
+    x_BTD, _ = transformer.stream(config, params, inputs, segments, step=step)
+    normed_BTD = transformer.final_norm(config, params, x_BTD)
+    total, weight = family.summed_loss(config, params, normed_BTD, batch, CHUNK)
+    return {'loss': total, 'weight': weight, **family.scores(config, params, normed_BTD, batch)}
   everywhere = sharding.replicated(mesh)
-  return jax.jit(run, in_shardings=(params_sharding, sharding.batch(mesh), everywhere, everywhere),
-                 out_shardings=everywhere)
+  return jax.jit(run, in_shardings=(params_sharding, sharding.batch(mesh), everywhere), out_shardings=everywhere)
 
 
 def batch_size(mesh, wanted: int) -> int:
@@ -49,19 +49,19 @@ def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'valid
     progress: wraps the iterator of batches, for a bar.
 
   Returns:
-    'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens', 'bytes', and 'paper_loss': the authors'
-    mean of batch means over n + 1 instead of n batches (paper.md 6.4), which does depend on `rows`.
+    'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens', 'bytes', or 'loss' nats per image, 'accuracy' (top-1)
+    and 'images'; and 'paper_loss': the authors' mean of batch means over n + 1 instead of n batches (paper.md 6.4),
+    which does depend on `rows`.
   """
-  token_bytes = jax.device_put(dataset.tokenizer.token_bytes, sharding.replicated(mesh))
-  sums, means = np.zeros(3), []
+  sums, means = {}, []
   batches = dataset.eval_batches(split, rows, max_tokens=max_tokens, process_index=jax.process_index(),
                                  process_count=jax.process_count())
   with sharding.use(mesh):
     for batch in progress(batches):
-      of_batch = np.array(jax.device_get(eval_step(params, place(mesh, batch), token_bytes, step)), np.float64)
-      sums += of_batch
-      means.append(of_batch[0] / max(of_batch[1], 1.0))
-  return summary(*sums, means)
+      found = {k: float(v) for k, v in jax.device_get(eval_step(params, place(mesh, batch), step)).items()}
+      sums = {k: sums.get(k, 0.0) + v for k, v in found.items()}
+      means.append(found['loss'] / max(found['weight'], 1.0))
+  return summary(sums, means)
 
 
 def perplexity(loss: float) -> float:
@@ -69,9 +69,12 @@ def perplexity(loss: float) -> float:
   return math.exp(loss) if loss < 700 else math.inf
 
 
-def summary(total: float, weight: float, n_bytes: float, batch_means: list[float]) -> dict[str, float]:
-  """Numbers of an evaluation from its sums: nats, tokens, bytes, and the means of its batches."""
-  loss = float(total / weight)
-  return {'loss': loss, 'perplexity': perplexity(loss), 'tokens': int(weight), 'bytes': int(n_bytes),
-          'bits_per_byte': float(total / math.log(2) / n_bytes) if n_bytes else None,
-          'paper_loss': float(sum(batch_means) / (len(batch_means) + 1))}
+def summary(sums: dict[str, float], batch_means: list[float]) -> dict[str, float]:
+  """Numbers of an evaluation from its sums of 'loss' in nats, 'weight', and 'bytes' or 'correct'; and batch means."""
+  loss, count = sums['loss'] / sums['weight'], int(sums['weight'])
+  found = {'loss': loss, 'paper_loss': sum(batch_means) / (len(batch_means) + 1)}
+  if 'correct' in sums:
+    return found | {'accuracy': sums['correct'] / sums['weight'], 'images': count}
+  bits = sums['loss'] / math.log(2)
+  return found | {'perplexity': perplexity(loss), 'tokens': count, 'bytes': int(sums['bytes']),
+                  'bits_per_byte': bits / sums['bytes'] if sums['bytes'] else None}

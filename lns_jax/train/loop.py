@@ -12,7 +12,7 @@ import numpy as np
 from lns_jax import config as config_lib
 from lns_jax import advice, files, sharding
 from lns_jax.config import RunConfig
-from lns_jax.data import pipeline, prepare
+from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
 from lns_jax.layers import param
 from lns_jax.models import layout
@@ -35,7 +35,7 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   config_lib.check_batch('train.batch_size', config.train.batch_size, parts, 'devices x micro-batches')
   sharding.params(mesh, config.model)
   resume.check_config(workdir, config)
-  dataset = pipeline.open(prepare.prepare(config.data, config.model.vocab_size))
+  dataset = dataset_lib.open(config)
   rows, t = dataset.num_rows('train'), config.train
   steps = config_lib.num_steps(config, rows)
   dataset.train_batches(config.data.seed, t.batch_size, num_steps=0)  # refuses a set smaller than a batch
@@ -57,7 +57,8 @@ def introduce(run: Run):
   for group, settings in values.items():
     say(f'{group}: ' + ', '.join(f'{k}={v!r}' for k, v in settings.items()))
   files.write_json(run.workdir / 'run_info.json', run_info.collect(values, run.dataset.hash))
-  run.dataset.tokenizer.save(run.workdir / 'tokenizer')
+  if run.dataset.tokenizer is not None:
+    run.dataset.tokenizer.save(run.workdir / 'tokenizer')
 
 
 class Signals:
@@ -82,7 +83,8 @@ class Signals:
 def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
   """Trains until the last step, going on from what `workdir` holds.
 
-  Returns {'loss', 'perplexity', 'bits_per_byte', 'tokens' (of the evaluation), 'step', 'train_loss',
+  Returns {'loss', 'perplexity', 'bits_per_byte', 'tokens' (of the evaluation; of images: 'accuracy', 'images'), 'step',
+  'train_loss',
   'train_tokens', 'tokens_per_second', 'params', 'start_seconds' (data, state, compiling), 'step_seconds',
   'eval_seconds' (all evaluations), 'seconds'}, which is result.json too.
 
@@ -91,9 +93,6 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
       which case the last good checkpoint is kept and the first bad layer and the batch are named.
     Preempted: after SIGTERM, once the state is saved.
   """
-  if config.model.family != 'decoder':
-    raise UserError(f'model.family = {config.model.family} cannot be trained yet, only model.family = decoder; '
-                    'lns_jax.init, forward, states and depth take it.')
   workdir, start, config = resume.open_workdir(workdir), time.perf_counter(), resolved(config)
   run = set_up(config, workdir)
   with (resume.alone(workdir), Signals() as signals,
@@ -129,7 +128,7 @@ class Trainer:
     self.position = position  # {'step', 'tokens'}: Python integers, which never wrap
     self.peak, source = mfu.peak_flops()
     say(f'MFU is of {self.peak / 1e12:.3g} TFLOP/s ({source})')
-    self.flops_per_token = mfu.flops_per_token(run.config.model, run.config.data.seq_len)
+    self.flops_per_token = mfu.flops_per_token(run.config.model, run.config.row_tokens)
     self.last, self.eval_seconds = {}, 0.0
 
   def fit(self) -> dict:
@@ -201,7 +200,7 @@ class Trainer:
       nonfinite.stop(self.run, self.state.params, step, metrics, batch, self.saver.latest())
     tokens = int(metrics['tokens'])
     self.position = {'step': step, 'tokens': self.position['tokens'] + tokens}
-    rate = self.run.config.train.batch_size * self.run.config.data.seq_len / seconds
+    rate = self.run.config.train.batch_size * self.run.config.row_tokens / seconds
     share = rate * self.flops_per_token / self.peak
     self.last = {k: float(v) for k, v in metrics.items() if k not in LAYER_STATS}
     self.bar.set_postfix_str(f"loss {self.last['loss']:.4f}, {rate:,.0f} tokens/s, MFU {share:.1%}", refresh=False)
@@ -239,7 +238,8 @@ class Trainer:
       raise Diverged(f"step {self.position['step']}: the validation loss is {result['loss']}; the parameters are "
                      'finite, but so large that the forward pass is not.')
     self.writer.write(self.position['step'], {f'val_{k}': v for k, v in result.items()})
-    say(f"step {self.position['step']}: validation loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}")
+    name = 'accuracy' if 'accuracy' in result else 'perplexity'
+    say(f"step {self.position['step']}: validation loss {result['loss']:.4f}, {name} {result[name]:.4g}")
     return result
 
   def _watched(self, batches):

@@ -33,7 +33,11 @@ def flops_per_token(config: ModelConfig, T: int) -> float:
   c = config
   attention = c.d_model * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
   mlp = (3 if c.mlp == 'swiglu' else 2) * c.d_model * c.d_ff
-  weights = c.num_layers * (attention + mlp) + c.d_model * c.vocab_size
+  if c.family == 'vit':  # the patches' matrix for every patch, the classifier once an image
+    ends = c.d_model * (c.patch_size**2 * c.channels * (T - c.has_cls) + c.num_classes) / T
+  else:
+    ends = c.d_model * c.vocab_size
+  weights = c.num_layers * (attention + mlp) + ends
   return 3 * (2 * weights + 4 * c.num_layers * c.num_heads * c.head_dim * visible_keys(c, T))
 
 

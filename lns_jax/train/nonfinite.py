@@ -6,7 +6,7 @@ import numpy as np
 
 from lns_jax.config import ModelConfig
 from lns_jax.errors import Diverged
-from lns_jax.models import decoder, loss, transformer
+from lns_jax.models import loss, transformer
 from lns_jax.train.run import Run
 
 
@@ -28,6 +28,8 @@ def stop(run: Run, params, step: int, metrics: dict, batch, last_checkpoint: int
 
 def bad_target(config: ModelConfig, batch) -> str | None:
   """Name of the first weighed target that is not in the vocabulary; None when all are."""
+  if 'targets' not in batch:
+    return None  # labels are checked when they are read
   targets, weights = np.asarray(batch['targets']), np.asarray(loss.weights(batch))
   bad = np.argwhere(loss.outside_vocabulary(targets, config.vocab_size) & (weights > 0))
   if not len(bad):
@@ -42,10 +44,11 @@ def first_bad(config: ModelConfig, params, batch, step: int) -> str | None:
   def check(params, batch):
     bad = lambda x: ~jnp.all(jnp.isfinite(x))
     read = lambda out: {'bad': bad(out['out'])}
-    x_BTD, kept = transformer.stream(config, params, batch['tokens'], batch['segment_ids'], read, step)
+    inputs = transformer.inputs(config, batch)
+    x_BTD, kept = transformer.stream(config, params, inputs, batch.get('segment_ids'), read, step)
     # Not the logits, which may not fit for a whole batch.
-    normed_BTD, table_VD = transformer.final_norm(config, params, x_BTD), decoder.head_table(config, params)
-    return {l: k['bad'] for l, k in kept.items()}, bad(normed_BTD) | bad(table_VD)
+    ends = [transformer.final_norm(config, params, x_BTD), *jax.tree.leaves(params.get('head', params['embed']))]
+    return {l: k['bad'] for l, k in kept.items()}, jnp.any(jnp.stack([bad(x) for x in ends]))
   per_layer, head = jax.device_get(jax.jit(check)(params, batch))
   for l, bad in per_layer.items():
     if bad:

@@ -8,11 +8,11 @@ import sys
 import typing
 
 import jax
-import numpy as np
 
 from lns_jax import sharding
 from lns_jax.config import RunConfig
 from lns_jax.layers import schemes
+from lns_jax.models import transformer
 from lns_jax.train import evaluate
 from lns_jax.train import step as step_lib
 
@@ -71,13 +71,14 @@ class Run:
   def compile_train_step(self):
     """Compiled (state, batch) -> (state, metrics), ahead of time, so that a failure comes early."""
     where = sharding.batch(self.mesh)
-    shape = (self.config.train.batch_size, self.config.data.seq_len)
-    row = jax.ShapeDtypeStruct(shape, np.int32, sharding=where)
+    B, rows = self.config.train.batch_size, transformer.family(self.config.model).row_shapes(
+        self.config.model, self.config.data.seq_len)
+    batch = {k: jax.ShapeDtypeStruct((B, *row.shape), row.dtype, sharding=where) for k, row in rows.items()}
     jitted = jax.jit(
         step_lib.make_train_step(self.config, self.steps, self.loss_chunk()), donate_argnums=0,
         in_shardings=(self.shardings, where), out_shardings=(self.shardings, sharding.replicated(self.mesh)))
     with sharding.use(self.mesh):
-      compiled = jitted.lower(self.abstract_state(), {k: row for k in ('tokens', 'targets', 'segment_ids')}).compile()
+      compiled = jitted.lower(self.abstract_state(), batch).compile()
     release_compiler_memory()
     return compiled
 

@@ -32,10 +32,11 @@ def stack(kept: dict[int, dict[str, jax.Array]]) -> dict[str, jax.Array]:
   return {name: jnp.stack([v[name] for v in kept.values() if name in v]) for name in sorted(names)}
 
 
-def finish(sums: dict[str, jax.Array], weight: jax.Array) -> dict[str, jax.Array]:
-  """Sums -> 'variance' [L+1] per token, 'attn_ratio' and 'mlp_ratio' [L]: rms of the branch over rms of the stream."""
+def finish(sums: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """Sums, with 'tokens' their number -> 'variance' [L+1] per token, 'attn_ratio' and 'mlp_ratio' [L]: rms of the branch over rms of the stream."""
   ratio = lambda sub: jnp.sqrt(sums[f'{sub}_branch'] / sums[f'{sub}_x'])
-  return {'variance': sums['variance'] / jnp.maximum(weight, 1), 'attn_ratio': ratio('attn'), 'mlp_ratio': ratio('mlp')}
+  variance = sums['variance'] / jnp.maximum(sums['tokens'], 1)
+  return {'variance': variance, 'attn_ratio': ratio('attn'), 'mlp_ratio': ratio('mlp')}
 
 
 def squares(grads) -> dict[str, jax.Array]:

@@ -27,16 +27,19 @@ class TrainState(typing.NamedTuple):
 def loss_sums(config: ModelConfig, params, batch, *, with_stats: bool = False, chunk: int = 0, step=None):
   """Summed loss, its weight, and summed per-layer statistics of one (micro-)batch.
 
-  batch: 'tokens', 'targets', 'segment_ids' int32 [B, T], optionally 'weights' float32 [B, T].
+  batch: 'tokens', 'targets', 'segment_ids' int32 [B, T], optionally 'weights' float32 [B, T]; or 'images' [B, S, S, C],
+    'labels' int32 [B], optionally 'weights' float32 [B].
   chunk: positions whose logits exist at a time, see `models.loss.summed_loss`.
   step: finished updates, for factors that grow with them.
   """
-  w_BT = loss_lib.weights(batch)
-  read = stats.reader(w_BT) if with_stats else lambda out: {}
-  x_BTD, kept = transformer.stream(config, params, batch['tokens'], batch['segment_ids'], read, step)
+  family = transformer.family(config)
+  real_BT = family.real_tokens(config, batch)
+  read = stats.reader(real_BT) if with_stats else lambda out: {}
+  inputs = transformer.inputs(config, batch)
+  x_BTD, kept = transformer.stream(config, params, inputs, batch.get('segment_ids'), read, step)
   normed_BTD = transformer.final_norm(config, params, x_BTD)
-  total, weight = transformer.family(config).summed_loss(config, params, normed_BTD, batch, chunk)
-  return total, (weight, stats.stack(kept) if with_stats else {})
+  total, weight = family.summed_loss(config, params, normed_BTD, batch, chunk)
+  return total, (weight, stats.stack(kept) | {'tokens': jnp.sum(real_BT)} if with_stats else {})
 
 
 def accumulate(config: ModelConfig, params, batch, parts: int, **kwargs):
@@ -60,7 +63,7 @@ def accumulate(config: ModelConfig, params, batch, parts: int, **kwargs):
 def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
   """(state, batch) -> (state, metrics).
 
-  metrics: 'loss' (nats per token), 'tokens' (weight), 'grad_norm' (before clipping), 'lr' (that of this
+  metrics: 'loss' (nats per token or image), 'tokens' (weight: tokens, or images), 'grad_norm' (before clipping), 'lr' (that of this
   update), and with layer statistics 'variance' [L+1], 'attn_ratio', 'mlp_ratio', 'layer_grad_norm' [L].
   'finite' says whether loss, gradient and update are. A non-finite step leaves the
   state as it was, so that it can still be saved and examined.
@@ -78,7 +81,7 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
     metrics = {'loss': loss_lib.mean(total, weight), 'tokens': weight, 'grad_norm': jnp.sqrt(squares['all']),
                'lr': rate(state.step)}
     if with_stats:
-      metrics |= stats.finish(sums, weight) | {'layer_grad_norm': jnp.sqrt(squares['layers'])}
+      metrics |= stats.finish(sums) | {'layer_grad_norm': jnp.sqrt(squares['layers'])}
     grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     new = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)

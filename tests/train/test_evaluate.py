@@ -14,19 +14,24 @@ from tiny import batch, model, params
 
 def test_by_hand():
   """Known fault V1: losses 2, 2, 2, 2, 5 of one token each are 2.6, not the 3.5 of two batch means."""
-  found = evaluate.summary(13.0, 5, 10, [2.0, 5.0])
+  found = evaluate.summary({'loss': 13.0, 'weight': 5.0, 'bytes': 10.0}, [2.0, 5.0])
   assert found['loss'] == pytest.approx(2.6) and found['perplexity'] == pytest.approx(13.4637, rel=1e-5)
   assert found['tokens'] == 5 and found['paper_loss'] == pytest.approx(7 / 3)
 
 
 def test_bits_per_byte_by_hand():
   """Known fault V4: a uniform guess of 32000 over 4 tokens that stand for 10 bytes."""
-  found = evaluate.summary(4 * math.log(32000), 4, 10, [math.log(32000)])
+  found = evaluate.summary({'loss': 4 * math.log(32000), 'weight': 4.0, 'bytes': 10.0}, [math.log(32000)])
   assert found['bits_per_byte'] == pytest.approx(5.986314, rel=1e-6)
 
 
 def test_an_overflowing_perplexity_is_infinite_not_an_error():
-  assert evaluate.summary(4000.0, 4, 10, [1000.0])['perplexity'] == math.inf
+  assert evaluate.summary({'loss': 4000.0, 'weight': 4.0, 'bytes': 10.0}, [1000.0])['perplexity'] == math.inf
+
+
+def test_accuracy_by_hand():
+  found = evaluate.summary({'loss': 6.0, 'weight': 8.0, 'correct': 6.0}, [0.75])
+  assert found == {'loss': 0.75, 'paper_loss': 0.375, 'accuracy': 0.75, 'images': 8}
 
 
 class Rows:
@@ -34,7 +39,7 @@ class Rows:
 
   def __init__(self):
     self.rows = batch(5, 16)
-    self.tokenizer = type('T', (), {'token_bytes': np.arange(256, dtype=np.int32) % 5})()
+    self.rows['bytes'] = self.rows['targets'] % 5
 
   def eval_batches(self, split, size, *, max_tokens=0, process_index=0, process_count=1):
     for start in range(0, 5, size):
@@ -52,7 +57,7 @@ def test_any_batch_and_any_devices_give_the_same_numbers(devices):
            for rows in (1, 2, 3, 5, 8)]
   real = data.rows['segment_ids'] > 0
   for f in found:
-    assert f['tokens'] == real.sum() and f['bytes'] == data.tokenizer.token_bytes[data.rows['targets']][real].sum()
+    assert f['tokens'] == real.sum() and f['bytes'] == data.rows['bytes'][real].sum()
     assert f['loss'] == pytest.approx(found[0]['loss'], rel=1e-6)
   from lns_jax.models import transformer
   logits = transformer.forward(config, p, data.rows['tokens'], segment_ids=data.rows['segment_ids'])

@@ -1,0 +1,11 @@
+"""The rows of a run, whatever its model reads."""
+
+from lns_jax.config import RunConfig
+from lns_jax.data import images, pipeline, prepare
+
+
+def open(config: RunConfig) -> pipeline.Dataset | images.Images:
+  """Prepares and opens the rows that `config.data` names. Raises UserError when they are not usable."""
+  if config.model.family == 'vit':
+    return images.open(config.data, config.model)
+  return pipeline.open(prepare.prepare(config.data, config.model.vocab_size))
