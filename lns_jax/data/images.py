@@ -131,8 +131,8 @@ def _checked(name: str, images, labels, model: ModelConfig):
     raise UserError(f'{name} has images of shape {list(images.shape[1:])}, the model wants [{S}, {S}, {C}]: '
                     'set model.image_size and model.channels.')
   if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
-    raise UserError(f'{name} has {len(images)} images and labels of shape {list(labels.shape)} and type {labels.dtype}: '
-                    'one integer an image is wanted.')
+    raise UserError(f'{name} has {len(images)} images and labels of shape {list(labels.shape)} and type '
+                    f'{labels.dtype}: one integer an image is wanted.')
   if len(labels) and not 0 <= labels.min() <= labels.max() < model.num_classes:
     raise UserError(f'{name} has labels from {labels.min()} to {labels.max()}, but model.num_classes is '
                     f'{model.num_classes}.')

@@ -49,8 +49,8 @@ def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'valid
     progress: wraps the iterator of batches, for a bar.
 
   Returns:
-    'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens', 'bytes', or 'loss' nats per image, 'accuracy' (top-1)
-    and 'images'; and 'paper_loss': the authors' mean of batch means over n + 1 instead of n batches (paper.md 6.4),
+    'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens', 'bytes', or 'loss' nats per image, 'accuracy'
+    (top-1) and 'images'; and 'paper_loss': the authors' mean of batch means over n + 1 instead of n batches (paper.md 6.4),
     which does depend on `rows`.
   """
   sums, means = {}, []

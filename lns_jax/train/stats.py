@@ -33,7 +33,10 @@ def stack(kept: dict[int, dict[str, jax.Array]]) -> dict[str, jax.Array]:
 
 
 def finish(sums: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Sums, with 'tokens' their number -> 'variance' [L+1] per token, 'attn_ratio' and 'mlp_ratio' [L]: rms of the branch over rms of the stream."""
+  """Sums, 'tokens' being their number, -> numbers per token.
+
+  'variance' [L+1]; 'attn_ratio' and 'mlp_ratio' [L]: rms of the branch over rms of the stream.
+  """
   ratio = lambda sub: jnp.sqrt(sums[f'{sub}_branch'] / sums[f'{sub}_x'])
   variance = sums['variance'] / jnp.maximum(sums['tokens'], 1)
   return {'variance': variance, 'attn_ratio': ratio('attn'), 'mlp_ratio': ratio('mlp')}

@@ -63,8 +63,8 @@ def accumulate(config: ModelConfig, params, batch, parts: int, **kwargs):
 def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
   """(state, batch) -> (state, metrics).
 
-  metrics: 'loss' (nats per token or image), 'tokens' (weight: tokens, or images), 'grad_norm' (before clipping), 'lr' (that of this
-  update), and with layer statistics 'variance' [L+1], 'attn_ratio', 'mlp_ratio', 'layer_grad_norm' [L].
+  metrics: 'loss' (nats per token or image), 'tokens' (weight: tokens, or images), 'grad_norm' (before clipping),
+  'lr' (that of this update), and with layer statistics 'variance' [L+1], 'attn_ratio', 'mlp_ratio', 'layer_grad_norm' [L].
   'finite' says whether loss, gradient and update are. A non-finite step leaves the
   state as it was, so that it can still be saved and examined.
   """

@@ -37,9 +37,9 @@ def test_channels_are_standardised_by_the_training_split(tmp_path):
 @pytest.mark.parametrize('zipped', [False, True])
 def test_files_of_the_mnist_form_are_read(tmp_path, zipped):
   for prefix, part in (('train', slice(0, 15)), ('t10k', slice(15, 20))):
-    for name, header, array in ((f'{prefix}-images-idx3-ubyte', 16, PIXELS), (f'{prefix}-labels-idx1-ubyte', 8, LABELS)):
+    for name, header, array in (('images-idx3-ubyte', 16, PIXELS), ('labels-idx1-ubyte', 8, LABELS)):
       content = bytes(header) + array[part].tobytes()
-      (tmp_path / (name + '.gz' * zipped)).write_bytes(gzip.compress(content) if zipped else content)
+      (tmp_path / (f'{prefix}-{name}' + '.gz' * zipped)).write_bytes(gzip.compress(content) if zipped else content)
   found = images.open(data(tmp_path), MODEL)
   assert (found.num_rows('train'), found.num_rows('validation')) == (15, 5)
   assert [found.row('validation', i)['labels'] for i in range(5)] == list(LABELS[15:])

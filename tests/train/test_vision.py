@@ -17,7 +17,8 @@ def config(**model):
   small = dict(d_model=16, d_ff=32, num_layers=3, num_heads=2, scheme='branch_lns', loop='scan')
   return dataclasses.replace(
       base, model=dataclasses.replace(base.model, head_dim=0, num_kv_heads=0, layer_ids=(), depth=0, **small | model),
-      train=dataclasses.replace(base.train, steps=6, batch_size=32, log_every=1, layer_stats_every=3, tensorboard=False),
+      train=dataclasses.replace(
+          base.train, steps=6, batch_size=32, log_every=1, layer_stats_every=3, tensorboard=False),
       optimizer=dataclasses.replace(base.optimizer, warmup_steps=2, lr=1e-2),
       eval=dataclasses.replace(base.eval, every=0), checkpoint=dataclasses.replace(base.checkpoint, every=2, keep=3))
 
