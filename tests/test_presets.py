@@ -20,9 +20,8 @@ PAPER = {
 
 @pytest.mark.parametrize('name', presets.config_names())
 def test_every_config_loads_and_names_its_command(name):
-  vit = presets.load_config(name).model.family == 'vit'
-  text = presets.config_names()[name].read_text()
-  assert (f"load_config('{name}')" if vit else f'--config={name}') in text.split('"""')[1]
+  command = 'vision.py' if presets.load_config(name).model.family == 'vit' else 'pretrain.py'
+  assert f'experiments/{command} --config={name}' in presets.config_names()[name].read_text().split('"""')[1]
 
 
 @pytest.mark.parametrize('size', PAPER)
