@@ -12,8 +12,9 @@ import lns_jax
 from lns_jax import runs
 from lns_jax.config import RunConfig, from_dict, to_dict
 from lns_jax.errors import Diverged, Preempted, UserError
+from lns_jax.layers import schemes
 from lns_jax.models import layout
-from lns_jax.train import log, loop
+from lns_jax.train import log, loop, resume
 from tiny import leaves_close
 
 TEXT = pathlib.Path(__file__).parent.parent.parent / 'lns_jax'
@@ -126,6 +127,15 @@ def test_going_on_twice_equals_never_stopped_bit_for_bit(text, tmp_path, monkeyp
   pick = lambda d: [{k: r[k] for k in ('step', 'loss', 'lr', 'grad_norm', 'tokens')}
                     for r in log.read(tmp_path / d / 'metrics.jsonl') if 'loss' in r]
   assert pick('parts') == pick('whole') and [r['step'] for r in pick('parts')] == [1, 2, 3, 4, 5, 6]
+  if scheme == 'admin':
+    check_types_of_a_cast_model(tmp_path / 'whole')
+
+
+def check_types_of_a_cast_model(workdir):
+  """Learned factors stay float32 whatever a model is loaded as."""
+  _, params, _ = lns_jax.load(workdir, dtype='bfloat16')
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    assert str(leaf.dtype) == ('float32' if path[-1].key in schemes.LEARNED else 'bfloat16'), path
 
 
 def test_a_run_goes_on_with_the_other_loop(text, tmp_path, monkeypatch):
@@ -347,3 +357,14 @@ def test_settings_survive_the_checkpoint(finished, text):
   with pytest.raises(UserError, match="'lns', not 'pre'"):
     lns_jax.load(finished[0], scheme='pre')
   assert dataclasses.is_dataclass(lns_jax.load(finished[0], step=4)[0])
+
+
+def test_a_run_from_before_a_setting_existed_has_its_default(text):
+  asked = to_dict(settings(text))
+  saved = to_dict(settings(text))
+  for name in ('family', 'ramp_step', 'mix_count', 'head_dim', 'norm'):
+    del saved['model'][name]
+  assert not resume.differences(saved, asked)
+  saved['model']['scheme'] = 'pre'
+  assert set(resume.differences(saved, asked)) == {'model.scheme'}
+  assert set(resume.differences({**saved, 'unknown': 1}, asked)) >= {'model.scheme', 'unknown'}

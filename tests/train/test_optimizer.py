@@ -105,17 +105,19 @@ def test_learned_factors_have_their_own_rate(loop):
   np.testing.assert_allclose(u['head']['table'], -0.5, rtol=1e-6)
 
 
+@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
 @pytest.mark.parametrize('how, alpha, rest', [
     # Gradients: 4 alphas of 1 (norm 2), all others 0 but one of 1.5: joint norm 2.5.
     ('joint', 1 / 2.5, 1.5 / 2.5), ('apart', 1 / 2, 1.0), ('none', 1.0, 1.0)])
-def test_alpha_is_clipped_with_the_rest_apart_or_not(how, alpha, rest):
-  config = model(scheme='lns_learned')
+def test_alpha_is_clipped_with_the_rest_apart_or_not(how, alpha, rest, loop):
+  config = model(scheme='lns_learned', loop=loop)
   grads = jax.tree.map(jnp.zeros_like, params(config))
-  for l in '12':
-    grads['layers'][l] |= {'attn_s': jnp.ones(()), 'mlp_s': jnp.ones(())}
+  for layer in grads['layers'].values():
+    layer |= {name: jnp.ones_like(layer[name]) for name in ('attn_s', 'mlp_s')}
   grads['final_norm']['gain'] = grads['final_norm']['gain'].at[3].set(1.5)
   u = first_update(plain(clip_norm=1.0, alpha_clip=how), config, grads)
-  assert float(u['layers']['2']['mlp_s']) == pytest.approx(-alpha / (1 + alpha), rel=1e-6)
+  for layer in u['layers'].values():
+    np.testing.assert_allclose(layer['mlp_s'], -alpha / (1 + alpha), rtol=1e-6)
   assert float(u['final_norm']['gain'][3]) == pytest.approx(-rest / (1 + rest), rel=1e-6)
 
 
