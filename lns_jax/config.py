@@ -15,8 +15,6 @@ from lns_jax.layers import init as init_lib
 from lns_jax.layers import schemes
 from lns_jax.settings import Section, from_dict, setting, to_dict  # the last two for whoever holds a config
 
-
-
 PRECISIONS = {
     # name: (parameters, compute). `auto` becomes float32 on a CPU and bfloat16 elsewhere.
     'auto': None,
@@ -32,7 +30,6 @@ BIASES = {
     'qkv': ('q', 'k', 'v'),  # Qwen2
     'all': ('q', 'k', 'v', 'o', 'gate', 'up', 'down'),  # ViT
 }
-
 
 NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt')
 

@@ -13,6 +13,7 @@ from lns_jax.layers.attention import Attention, Context
 from lns_jax.layers.mlp import MLP
 from lns_jax.layers.norms import Norm, times, wide
 
+
 class Block(nn.Module):
   """One layer: x -> (x, out), where `out` holds every intermediate as an ordinary output.
 
