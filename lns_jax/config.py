@@ -314,6 +314,12 @@ class RunConfig(Section):
       num_steps(self, num_rows=0)
 
 
+def changed(config: RunConfig, groups: dict[str, dict[str, Any]]) -> RunConfig:
+  """The config with {group: {setting: value}} put in."""
+  return dataclasses.replace(
+      config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in groups.items()})
+
+
 def check_warmup(optimizer: OptimizerConfig, steps: int):
   """Refuses a warm-up that is longer than the run (equal is a pure warm-up)."""
   if optimizer.warmup_steps > steps:

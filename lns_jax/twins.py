@@ -52,7 +52,7 @@ class Clock:
 
 def with_scheme(config: RunConfig, scheme: str) -> RunConfig:
   """The twin of a run with another scheme."""
-  return dataclasses.replace(config, model=dataclasses.replace(config.model, scheme=scheme))
+  return config_lib.changed(config, {'model': {'scheme': scheme}})
 
 
 def compare(config: RunConfig, workdir: str | pathlib.Path, schemes: tuple[str, ...], sample_tokens: int) -> dict:

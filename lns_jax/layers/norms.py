@@ -42,8 +42,7 @@ class Norm(nn.Module):
     """x: [..., D]. factor: Python float, or an fp32 scalar. Returns the shape and type of x."""
     kind, dtype = self.config.norm, wide(x)
     def vector(name, start, shape=x.shape[-1:]):
-      init = nn.with_logical_partitioning(nn.initializers.constant(start), ('norm',) * len(shape))
-      return self.param(name, init, shape, param.dtypes(self.config)[0]).astype(dtype)
+      return param.vector(self, name, nn.initializers.constant(start), shape).astype(dtype)
     if kind == 'nonparametric_layernorm':
       return standardise(x.astype(dtype), True, self.groups, self.config.norm_eps, factor).astype(x.dtype)
     if kind == 'dyt':

@@ -45,13 +45,17 @@ def biased(module: nn.Module, name: str, x: jax.Array, axis: str) -> jax.Array:
   config = module.config
   if name not in config_lib.BIASES[config.bias]:
     return x
-  bias = vector(module, f'{name}_bias', nn.initializers.zeros, math.prod(x.shape[2:]), axis)
+  bias = vector(module, f'{name}_bias', nn.initializers.zeros, (math.prod(x.shape[2:]),), axis)
   return x + bias.reshape(x.shape[2:]).astype(x.dtype)
 
 
-def vector(module: nn.Module, name: str, init, size: int, axis: str):
-  """A vector of a Linen module with a `config` attribute; init: of flax, axis: its logical axis."""
-  return module.param(name, nn.with_logical_partitioning(init, (axis,)), (size,), dtypes(module.config)[0])
+def vector(module: nn.Module, name: str, init, shape: tuple[int, ...], axis: str = 'norm', dtype=None):
+  """A vector, or with shape () a scalar, of a Linen module with a `config` attribute.
+
+  init: of flax. axis: its logical axis. dtype: that of the config's parameters by default.
+  """
+  boxed = nn.with_logical_partitioning(init, (axis,) * len(shape))
+  return module.param(name, boxed, shape, dtype or dtypes(module.config)[0])
 
 
 def matrix(module: nn.Module, name: str, role: str, layer: int, shape: tuple[int, ...], axes: tuple[str, ...],
@@ -78,5 +82,4 @@ def matrix(module: nn.Module, name: str, role: str, layer: int, shape: tuple[int
 def factor(module: nn.Module, name: str, start: float, shape: tuple[int, ...] = ()):
   """A learned factor: float32 or wider whatever the parameters are, so that it does not move in steps of 1 / 256."""
   dtype = jnp.promote_types(dtypes(module.config)[0], jnp.float32)
-  init = nn.with_logical_partitioning(nn.initializers.constant(start), ('norm',) * len(shape))
-  return module.param(name, init, shape, dtype)
+  return vector(module, name, nn.initializers.constant(start), shape, dtype=dtype)

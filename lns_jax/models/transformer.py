@@ -99,9 +99,8 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
     x_BTD = x_BTD.astype(wide(x_BTD))
     mean = lambda v: jnp.sum(w_BT * jnp.mean(v, axis=-1)) / jnp.sum(w_BT)
     return mean(jnp.square(x_BTD - mean(x_BTD)))
-  inputs, segments = batch[family(config).INPUT], batch.get('segment_ids')
-  x_BTD = embed(config, params, inputs)
-  ctx = attention.context(config, x_BTD, segments)
+  x_BTD = embed(config, params, inputs(config, batch))
+  ctx = attention.context(config, x_BTD, batch.get('segment_ids'))
   def layer(carry, p):
     x_BTD, square = carry
     for sub in schemes.SUBLAYERS:  # the second pass through the block has both factors
@@ -199,6 +198,12 @@ def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_id
   kept = {0: read({'out': x_BTD})}
   x_BTD, per_layer = layers(config, params, x_BTD, ctx, read)
   return x_BTD, kept | per_layer
+
+
+def before_head(config: config_lib.ModelConfig, params, batch, read: Read = lambda out: {}, step=None):
+  """What the head reads of a batch: (final norm of the last stream [B, T, D], kept as of `stream`)."""
+  x_BTD, kept = stream(config, params, inputs(config, batch), batch.get('segment_ids'), read, step)
+  return final_norm(config, params, x_BTD), kept
 
 
 def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None) -> jax.Array:

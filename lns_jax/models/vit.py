@@ -33,9 +33,9 @@ class Embed(nn.Module):
     pixels = c.patch_size ** 2 * c.channels
     param.matrix(self, 'patch', 'embed', 0, (pixels, c.d_model), ('patch', 'embed'), pixels)
     param.matrix(self, 'positions', 'embed', 0, (c.num_tokens, c.d_model), ('patch', 'embed'), c.d_model)
-    param.vector(self, 'patch_bias', nn.initializers.zeros, c.d_model, 'norm')
+    param.vector(self, 'patch_bias', nn.initializers.zeros, (c.d_model,))
     if c.has_cls:
-      param.vector(self, 'cls', nn.initializers.normal(CLS_STD), c.d_model, 'norm')
+      param.vector(self, 'cls', nn.initializers.normal(CLS_STD), (c.d_model,))
 
 
 class Head(nn.Module):
@@ -47,7 +47,7 @@ class Head(nn.Module):
   def __call__(self):
     c = self.config
     param.matrix(self, 'table', 'head', 0, (c.num_classes, c.d_model), ('vocab', 'embed'), c.d_model)
-    param.vector(self, 'bias', nn.initializers.zeros, c.num_classes, 'vocab')
+    param.vector(self, 'bias', nn.initializers.zeros, (c.num_classes,), 'vocab')
 
 
 def ends(config: config_lib.ModelConfig) -> dict[str, nn.Module]:

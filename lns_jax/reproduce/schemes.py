@@ -65,7 +65,7 @@ class Table:
 
   def config(self, spec: plan.Spec) -> RunConfig:
     """Settings of one run."""
-    return changed(changed(self.base, self.arms[spec.arm]), {
+    return config_lib.changed(config_lib.changed(self.base, self.arms[spec.arm]), {
         'optimizer': {'lr': spec.rate}, 'train': {'seed': spec.seed}, 'data': {'seed': spec.seed}})
 
   def folder(self, spec: plan.Spec) -> pathlib.Path:
@@ -82,19 +82,14 @@ class Table:
     return shlex.join(['python', 'experiments/reproduce.py', *given, '--workdir=DIR'])
 
 
-def changed(config: RunConfig, settings: dict) -> RunConfig:
-  """The config with {group: {setting: value}} put in."""
-  return dataclasses.replace(
-      config, **{group: dataclasses.replace(getattr(config, group), **values) for group, values in settings.items()})
-
-
 def base(scale: str, data: dict) -> RunConfig:
   """What all runs of a scale share. `data`: settings that say where the text lies."""
   name, changes = SCALES[scale]
   config = presets.load_config(name)
   # Statistics of the first and the last step alone: the last variance is all that the table wants.
   train = {'tensorboard': False, 'layer_stats_every': config_lib.num_steps(config, 0)}
-  return changed(changed(config, changes), {'model': {'loop': 'scan'}, 'train': train, 'data': data})
+  config = config_lib.changed(config, changes)
+  return config_lib.changed(config, {'model': {'loop': 'scan'}, 'train': train, 'data': data})
 
 
 def choose(names: list[str] | None) -> list[str]:

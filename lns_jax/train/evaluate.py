@@ -16,9 +16,7 @@ def make_eval_step(config: ModelConfig, mesh, params_sharding):
   """Compiled (params, batch, step) -> {'loss', 'weight', and the family's `scores`: sums over the batch}, on a mesh."""
   family = transformer.family(config)
   def run(params, batch, step):
-    inputs, segments = transformer.inputs(config, batch), batch.get('segment_ids')
-    x_BTD, _ = transformer.stream(config, params, inputs, segments, step=step)
-    normed_BTD = transformer.final_norm(config, params, x_BTD)
+    normed_BTD, _ = transformer.before_head(config, params, batch, step=step)
     total, weight = family.summed_loss(config, params, normed_BTD, batch, CHUNK)
     return {'loss': total, 'weight': weight, **family.scores(config, params, normed_BTD, batch)}
   everywhere = sharding.replicated(mesh)
@@ -50,8 +48,8 @@ def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'valid
 
   Returns:
     'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens', 'bytes', or 'loss' nats per image, 'accuracy'
-    (top-1) and 'images'; and 'paper_loss': the authors' mean of batch means over n + 1 instead of n batches (paper.md 6.4),
-    which does depend on `rows`.
+    (top-1) and 'images'; and 'paper_loss': the authors' mean of batch means over n + 1 instead of n batches
+    (paper.md 6.4), which does depend on `rows`.
   """
   sums, means = {}, []
   batches = dataset.eval_batches(split, rows, max_tokens=max_tokens, process_index=jax.process_index(),

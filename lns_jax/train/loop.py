@@ -1,7 +1,6 @@
 """A training run: prepare, restore, step, log, evaluate, save; stop loudly when numbers go bad."""
 
 import contextlib
-import dataclasses
 import pathlib
 import signal
 import time
@@ -47,8 +46,7 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
 
 def resolved(config: RunConfig) -> RunConfig:
   """The config with what depends on the device written out: a run never changes its types in silence."""
-  model = dataclasses.replace(config.model, precision=param.resolve_precision(config.model.precision))
-  return dataclasses.replace(config, model=model)
+  return config_lib.changed(config, {'model': {'precision': param.resolve_precision(config.model.precision)}})
 
 
 def introduce(run: Run):

@@ -44,10 +44,9 @@ def first_bad(config: ModelConfig, params, batch, step: int) -> str | None:
   def check(params, batch):
     bad = lambda x: ~jnp.all(jnp.isfinite(x))
     read = lambda out: {'bad': bad(out['out'])}
-    inputs = transformer.inputs(config, batch)
-    x_BTD, kept = transformer.stream(config, params, inputs, batch.get('segment_ids'), read, step)
     # Not the logits, which may not fit for a whole batch.
-    ends = [transformer.final_norm(config, params, x_BTD), *jax.tree.leaves(params.get('head', params['embed']))]
+    normed_BTD, kept = transformer.before_head(config, params, batch, read, step)
+    ends = [normed_BTD, *jax.tree.leaves(params.get('head', params['embed']))]
     return {l: k['bad'] for l, k in kept.items()}, jnp.any(jnp.stack([bad(x) for x in ends]))
   per_layer, head = jax.device_get(jax.jit(check)(params, batch))
   for l, bad in per_layer.items():

@@ -9,6 +9,7 @@ import typing
 
 import jax
 
+from lns_jax import config as config_lib
 from lns_jax import sharding
 from lns_jax.config import RunConfig
 from lns_jax.layers import schemes
@@ -42,8 +43,7 @@ class Run:
 
   def canonical(self) -> 'Run':
     """The same run with the unrolled layout, in which checkpoints are written."""
-    model = dataclasses.replace(self.config.model, loop='unrolled')
-    config = dataclasses.replace(self.config, model=model)
+    config = config_lib.changed(self.config, {'model': {'loop': 'unrolled'}})
     return dataclasses.replace(
         self, config=config, shardings=step_lib.state_shardings(self.mesh, config, self.steps))
 

@@ -35,9 +35,7 @@ def loss_sums(config: ModelConfig, params, batch, *, with_stats: bool = False, c
   family = transformer.family(config)
   real_BT = family.real_tokens(config, batch)
   read = stats.reader(real_BT) if with_stats else lambda out: {}
-  inputs = transformer.inputs(config, batch)
-  x_BTD, kept = transformer.stream(config, params, inputs, batch.get('segment_ids'), read, step)
-  normed_BTD = transformer.final_norm(config, params, x_BTD)
+  normed_BTD, kept = transformer.before_head(config, params, batch, read, step)
   total, weight = family.summed_loss(config, params, normed_BTD, batch, chunk)
   return total, (weight, stats.stack(kept) | {'tokens': jnp.sum(real_BT)} if with_stats else {})
 
@@ -64,8 +62,8 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
   """(state, batch) -> (state, metrics).
 
   metrics: 'loss' (nats per token or image), 'tokens' (weight: tokens, or images), 'grad_norm' (before clipping),
-  'lr' (that of this update), and with layer statistics 'variance' [L+1], 'attn_ratio', 'mlp_ratio', 'layer_grad_norm' [L].
-  'finite' says whether loss, gradient and update are. A non-finite step leaves the
+  'lr' (that of this update), and with layer statistics 'variance' [L+1], 'attn_ratio', 'mlp_ratio' and
+  'layer_grad_norm' [L]. 'finite' says whether loss, gradient and update are. A non-finite step leaves the
   state as it was, so that it can still be saved and examined.
   """
   tx = optimizer_lib.make(config.optimizer, steps, config.model)

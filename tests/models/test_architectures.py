@@ -47,14 +47,6 @@ def test_layernorm_scaling_of_every_architecture_with_input_norms(name):
   assert np.abs(right['lns_logits'] - right['logits']).max() > 0.1
 
 
-@pytest.mark.parametrize('name', NAMES)
-def test_packed_documents_get_the_logits_of_documents_run_alone(name):
-  config, params, tokens, right = model(name)
-  segments = 1 + (np.arange(tokens.shape[1]) >= fixture(name)[0]['cut']) * np.ones_like(tokens)
-  logits = jax.jit(lambda p: transformer.forward(config, p, tokens, segment_ids=segments))(params)
-  np.testing.assert_allclose(logits, right['packed_logits'], **CLOSE)
-
-
 @pytest.mark.parametrize('name, change', [
     ('mistral', {'sliding_window': 3}), ('mistral', {'sliding_window': 5}), ('mistral', {'sliding_window': 0}),
     ('qwen2', {'bias': 'none'}), ('qwen2', {'rope_base': 1e4}),

@@ -12,6 +12,7 @@ from lns_jax.layers import attention
 from lns_jax.layers.norms import Norm
 from lns_jax.models import transformer
 from lns_jax.train import step
+from models import test_architectures
 from hf_fixtures import CLOSE, fixture, model, ours, read
 
 NAMES = ('llama_gqa', 'llama_mha_tied', 'llama_mqa')
@@ -70,7 +71,7 @@ def test_loss_and_its_gradient_by_every_weight(name, loop):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max(), err_msg=str(path))
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', NAMES + test_architectures.NAMES)
 def test_packed_documents_get_the_logits_of_documents_run_alone(name):
   config, params, tokens, right = model(name)
   segments = 1 + (np.arange(tokens.shape[1]) >= fixture(name)[0]['cut']) * np.ones_like(tokens)

@@ -141,7 +141,7 @@ def write(of: schemes.Table, record: dict):
 def test_records_of_other_settings_processors_or_text_are_refused(tmp_path):
   spec = Spec('pre', 8e-3, 0)
   for i, (changes, match) in enumerate([
-      ({'config': config_lib.to_dict(schemes.changed(table(tmp_path).config(spec), {'train': {'steps': 99}}))},
+      ({'config': config_lib.to_dict(config_lib.changed(table(tmp_path).config(spec), {'train': {'steps': 99}}))},
        'train.steps = 99, but this table has 12'),
       ({'cores': 77}, 'ran on 77 processors')]):
     of = table(tmp_path / str(i))
