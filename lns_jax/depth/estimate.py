@@ -1,6 +1,7 @@
 """Streaming means over tokens with bootstrap intervals over sequences."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -9,9 +10,9 @@ REPLICATES = 500
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """A mean per token and its 95 % interval over sequences, arrays of the measure's shape, NaN where undefined.
+  """A number and its 95 % interval over sequences, arrays of the measure's shape, NaN where undefined.
 
-  tokens: weight behind the mean (of the entry with most).
+  tokens: weight behind the number (of the entry with most).
   """
 
   value: np.ndarray
@@ -19,13 +20,21 @@ class Estimate:
   high: np.ndarray
   tokens: float
 
+  @classmethod
+  def of(cls, each: np.ndarray, tokens: float) -> 'Estimate':
+    """From the number itself and its bootstrap replicates, [1 + REPLICATES, ...]."""
+    undefined = np.isnan(each[0])
+    low, high = np.nanquantile(np.where(undefined, 0.0, each)[1:], [0.025, 0.975], axis=0)
+    blank = lambda v: np.where(undefined, np.nan, v)
+    return cls(each[0], blank(low), blank(high), tokens)
+
 
 class Mean:
   """sum / weight, accumulated in float64 in memory that does not grow with the sample.
 
   The interval is the Poisson bootstrap: each sequence enters each replicate Poisson(1) times, so that the
   replicates can be summed on the way. The draws depend on `seed` alone: measures with the same seed and
-  sequences are paired.
+  sequences are paired, and what is computed from several of them can be computed replicate by replicate.
   """
 
   def __init__(self, seed: int = 0):
@@ -43,12 +52,16 @@ class Mean:
     self._sum = self._sum + np.tensordot(counts, sums, 1)
     self._weight = self._weight + np.tensordot(counts, weights, 1)
 
-  def estimate(self) -> Estimate:
-    """The mean so far. Entries without weight are NaN."""
+  @property
+  def tokens(self) -> float:
+    """The weight so far, of the entry with most."""
+    return float(np.max(self._weight[0]))
+
+  def each(self) -> np.ndarray:
+    """[1 + REPLICATES, ...]: the mean so far and its replicates; NaN without weight."""
     with np.errstate(invalid='ignore', divide='ignore'):
-      each = self._sum / self._weight
-    undefined = np.isnan(each[0])
-    filled = np.where(undefined, 0.0, each)
-    low, high = np.nanquantile(filled[1:], [0.025, 0.975], axis=0)
-    blank = lambda v: np.where(undefined, np.nan, v)
-    return Estimate(each[0], blank(low), blank(high), float(np.max(self._weight[0])))
+      return self._sum / self._weight
+
+  def estimate(self, function: Callable[[np.ndarray], np.ndarray] = lambda each: each) -> Estimate:
+    """The mean so far, or a function of it and of each replicate: [1 + REPLICATES, ...] -> the same of the result."""
+    return Estimate.of(function(self.each()), self.tokens)

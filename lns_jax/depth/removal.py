@@ -1,72 +1,29 @@
-"""Loss rise when a layer is removed: all removals through one compiled program that reuses prefixes."""
+"""Loss or score without layers, without sub-layers, without blocks of layers, and pruning one layer after another."""
 
-import functools
+import typing
+from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from lns_jax.config import ModelConfig
-from lns_jax.depth.estimate import Estimate, Mean
-from lns_jax.depth.states import INPUTS
+from lns_jax.depth import interventions
+from lns_jax.depth.estimate import Estimate
+from lns_jax.depth.interventions import Plan, ScoreFn
 from lns_jax.errors import UserError
-from lns_jax.layers import attention, block, schemes
-from lns_jax.models import layout, transformer
 
 
-def _one_layer(config: ModelConfig, params, ctx, run: layout.Run):
-  """(i, x) -> x after the i-th layer of a run, i traced; the layer keeps its own index's factors."""
-  stacked, k = params['layers'][layout.run_name(run)], transformer.run_factors(config, run)
-  pick = lambda v, i: v if isinstance(v, float) else jnp.asarray(v)[i]
-  def apply(i, x):
-    p = jax.tree.map(lambda a: a[i], stacked)
-    override = {sub: schemes.Factors(*(pick(getattr(k[sub], f), i) for f in schemes.FACTORS)) for sub in k}
-    return block.Block(config).apply({'params': p}, x, ctx, run[0], override)[0]
-  return apply
+def _spare(config: ModelConfig):
+  if config.num_layers < 2:
+    raise UserError('a model with one layer has no layer to spare: removal needs two or more.')
 
 
-def _from(config: ModelConfig, params, ctx, x, first):
-  """x through the layers first, first + 1, ... (0-based positions, traced)."""
-  offset = 0
-  for run in layout.runs(config):
-    lower = jnp.clip(first - offset, 0, len(run))
-    x = jax.lax.fori_loop(lower, len(run), _one_layer(config, params, ctx, run), x)
-    offset += len(run)
-  return x
-
-
-def _prefixes(config: ModelConfig, params, ctx, x):
-  """[L, B, T, D]: what enters each layer of the whole model."""
-  entering, offset = jnp.zeros((config.num_layers, *x.shape), x.dtype), 0
-  for run in layout.runs(config):
-    one = _one_layer(config, params, ctx, run)
-    def step(i, carry, one=one, offset=offset):
-      x, entering = carry
-      return one(i, x), entering.at[offset + i].set(x)
-    x, entering = jax.lax.fori_loop(0, len(run), step, (x, entering))
-    offset += len(run)
-  return entering
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _losses(config: ModelConfig, params, batch):
-  """(summed loss of each sequence [B], the same without each layer [B, L], weights [B])."""
-  family = transformer.family(config)
-  x = transformer.embed(config, params, transformer.inputs(config, batch))
-  ctx = attention.context(config, x, batch.get('segment_ids'))
-  def row_losses(x):
-    return family.row_losses(config, params, transformer.final_norm(config, params, x), batch)
-  entering = _prefixes(config, params, ctx, x)
-  without = jax.lax.map(lambda i: row_losses(_from(config, params, ctx, entering[i], i + 1))[0],
-                        jnp.arange(config.num_layers))
-  whole, weights = row_losses(_from(config, params, ctx, x, jnp.int32(0)))
-  return whole, without.T, weights
-
-
-def layer_drop(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[str, Estimate]:
-  """Rise of the loss when each single layer is removed, without fine-tuning (paper section 2.1, Delta P by loss).
+def layer_drop(config: ModelConfig, params, batches, *, score_fn: ScoreFn | None = None,
+               seed: int = 0) -> dict[str, Estimate]:
+  """Change of the loss when each single layer is removed, without fine-tuning (paper section 2.1, Delta P).
 
   Args:
     batches: as everywhere, with 'targets' [B, T], or 'labels' [B] beside images.
+    score_fn: a score in place of the loss, see `interventions.ScoreFn`.
 
   Returns:
     'baseline' []: loss of the whole model, nats per token or image. 'layer_drop' [L]: loss without layer l minus the
@@ -75,15 +32,85 @@ def layer_drop(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[s
   Raises:
     UserError: no batch, or a model with a single layer.
   """
-  if config.num_layers < 2:
-    raise UserError('a model with one layer has no layer to spare: removal needs two or more.')
-  params = layout.stack(layout.unstack(params), config)
-  baseline, rise = Mean(seed), Mean(seed)
-  for batch in batches:
-    batch = {k: batch[k] for k in (*INPUTS, 'targets', 'labels', 'weights') if k in batch}
-    whole, without, weight = jax.device_get(_losses(config, params, batch))
-    baseline.add(whole, weight)
-    rise.add(without - whole[:, None], weight)
-  if not baseline.sequences:
-    raise UserError('there are no batches to measure on.')
-  return {'baseline': baseline.estimate(), 'layer_drop': rise.estimate()}
+  _spare(config)
+  at = np.arange(config.num_layers)
+  plan = Plan.of('skip', at, at + 1)
+  baseline, change = interventions.run(config, params, batches, plan, score_fn=score_fn, seed=seed)
+  return {'baseline': baseline.estimate(), 'layer_drop': change.estimate()}
+
+
+def sublayer_drop(config: ModelConfig, params, batches, *, score_fn: ScoreFn | None = None,
+                  seed: int = 0) -> dict[str, Estimate]:
+  """As `layer_drop`, for one sub-layer at a time, its norms and factors included.
+
+  Returns 'baseline' [], 'attn_drop' [L] and 'mlp_drop' [L]: the loss without that sub-layer minus the baseline.
+  """
+  L = config.num_layers
+  at = np.arange(L)
+  plan = Plan.of('mlp', at, at + 1) + Plan.of('attn', at, at + 1)  # what stays
+  baseline, change = interventions.run(config, params, batches, plan, score_fn=score_fn, seed=seed)
+  return {'baseline': baseline.estimate(), 'attn_drop': change.estimate(lambda each: each[:, :L]),
+          'mlp_drop': change.estimate(lambda each: each[:, L:])}
+
+
+def block_drop(config: ModelConfig, params, batches, *, most: int | None = None, score_fn: ScoreFn | None = None,
+               seed: int = 0) -> dict[str, Estimate]:
+  """As `layer_drop`, for every block of n consecutive layers, n = 1..most (L - 1 by default).
+
+  Returns 'baseline' [] and 'block_drop' [most, L]: entry [n - 1, l - 1] is without layers l, ..., l + n - 1; NaN
+  where there are no such layers. Gromov et al. (arXiv 2403.17887) cut the block that costs least.
+  """
+  _spare(config)
+  L = config.num_layers
+  most = L - 1 if most is None else min(most, L - 1)
+  n, at = np.divmod(np.arange(most * L), L)
+  inside = at + n + 1 <= L
+  plan = Plan.of('skip', at[inside], at[inside] + n[inside] + 1)
+  baseline, change = interventions.run(config, params, batches, plan, score_fn=score_fn, seed=seed)
+  def grid(each):
+    filled = np.full((len(each), most * L), np.nan)
+    filled[:, inside] = each
+    return filled.reshape(-1, most, L)
+  return {'baseline': baseline.estimate(), 'block_drop': change.estimate(grid)}
+
+
+class Pruned(typing.NamedTuple):
+  """Layers in the order in which greedy pruning removed them, and the change of the loss after each removal."""
+
+  order: tuple[int, ...]
+  rise: Estimate
+  baseline: Estimate
+
+
+def prune(config: ModelConfig, params, batches, *, most: int | None = None, score_fn: ScoreFn | None = None,
+          lower_is_better: bool = True, seed: int = 0, done: Callable[[list[int]], None] = lambda ids: None) -> Pruned:
+  """Removes the layer that costs least, then of the rest the one that costs least then, and so on.
+
+  Each round tries every layer that is left, on the same batches, through the same compiled program.
+
+  Args:
+    batches: read once a round: a sequence, or something else that can be read again.
+    most: number of layers to remove; L - 1 by default.
+    lower_is_better: whether a removal costs more the more it raises the score; the loss does.
+    done: called after each round with the ids of the layers removed so far.
+
+  Returns:
+    order: the layers' own ids. rise [most]: loss without the first 1, 2, ... of them minus that of the whole model.
+  """
+  _spare(config)
+  L = config.num_layers
+  removed, rises = [], []
+  for _ in range(L - 1 if most is None else min(most, L - 1)):
+    left = np.setdiff1d(np.arange(L), removed)
+    # The plan keeps its length, or the program would be compiled again: it is filled up with what costs least time.
+    plan = Plan.of('skip', left, left + 1) + Plan.of('skip', np.full(len(removed), L - 1), L)
+    found, change = interventions.run(config, params, batches, plan, removed=removed, score_fn=score_fn, seed=seed)
+    if not removed:
+      baseline = found
+    total = change.each()[:, :len(left)] + (found.each() - baseline.each())[:, None]
+    best = int(np.nanargmin(total[0] if lower_is_better else -total[0]))
+    removed.append(int(left[best]))
+    rises.append(total[:, best])
+    done([config.layer_ids[i] for i in removed])
+  return Pruned(tuple(config.layer_ids[i] for i in removed),
+                Estimate.of(np.stack(rises, axis=1), baseline.tokens), baseline.estimate())

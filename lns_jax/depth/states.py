@@ -1,13 +1,16 @@
-"""Measures of the residual stream: output variance, angular distance of all pairs, block influence, in one pass."""
+"""Measures of the residual stream and of what is added to it, in one pass: variance, angles, ratios, cosines."""
 
+import collections
 import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lns_jax.config import ModelConfig
 from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.errors import UserError
+from lns_jax.layers import schemes
 from lns_jax.layers.norms import wide
 from lns_jax.models import transformer
 
@@ -61,16 +64,54 @@ def all_pairs(states: jax.Array, mask_BT: jax.Array):
   return tuple(jnp.swapaxes(v, 0, 1) for v in jax.lax.map(shifted, jnp.arange(1, S)))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def _sums(config: ModelConfig, params, batch, cls: bool):
-  family = transformer.family(config)
-  states = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
-  mask_BT = family.real_tokens(config, batch)
+def _added(w_BT):
+  """A `transformer.Read`: sums over the tokens of each sequence of what sub-layers add, beside the stream itself.
+
+  Keeps 'out' [B, T, D], and [B] each: '{sub}_branch' and '{sub}_x', mean squares; '{name}_cosine' and '{name}_count',
+  cosines of what attn, mlp and the layer as a whole add with the stream that they add to, and how many are defined.
+  """
+  def read(out):
+    if 'attn_x' not in out:
+      return {'out': out['out']}
+    kept = {'out': out['out']}
+    streams = {'attn': out['attn_x'], 'mlp': out['mlp_x'], 'layer': out['attn_x']}
+    branches = {sub: out[f'{sub}_branch'] for sub in schemes.SUBLAYERS}
+    for name, branch in (branches | {'layer': branches['attn'] + branches['mlp']}).items():
+      (u, some), (v, other) = unit(branch), unit(streams[name])
+      w = w_BT * (some & other)
+      kept |= {f'{name}_cosine': jnp.sum(w * jnp.sum(u * v, axis=-1), axis=-1), f'{name}_count': jnp.sum(w, axis=-1)}
+    for sub, branch in branches.items():
+      for name, x in ((f'{sub}_branch', branch), (f'{sub}_x', streams[sub])):
+        kept[name] = jnp.sum(w_BT * jnp.mean(jnp.square(x.astype(wide(x))), axis=-1), axis=-1)
+    return kept
+  return read
+
+
+TOKENS = ('all', 'last')
+
+
+def counted(config: ModelConfig, batch, tokens: str, cls: bool) -> jax.Array:
+  """[B, T] float32, 1 on tokens that count: every real one, or the last real one of each row."""
+  mask_BT = transformer.family(config).real_tokens(config, batch)
   if not cls and config.has_cls:
     mask_BT = mask_BT.at[:, 0].set(0)
+  if tokens == 'last':
+    ahead = jnp.cumsum(mask_BT[:, ::-1], axis=1)[:, ::-1]
+    mask_BT = mask_BT * (ahead == 1)
+  return mask_BT
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3, 4))
+def _sums(config: ModelConfig, params, batch, tokens: str, cls: bool):
+  mask_BT = counted(config, batch, tokens, cls)
+  _, kept = transformer.stream(config, params, transformer.inputs(config, batch), batch.get('segment_ids'),
+                               read=_added(mask_BT))
+  layers = [kept[l] for l in config.layer_ids]
+  states = jnp.stack([kept[0]['out'], *(k['out'] for k in layers)])
   bad = jnp.any(~jnp.isfinite(states), axis=-1) & (mask_BT > 0)
   angles, influences, counts = all_pairs(states, mask_BT)
-  return {'variance': jnp.sum(hidden_variance(states) * mask_BT, axis=-1).T, 'tokens': jnp.sum(mask_BT, axis=-1),
+  return {**{name: jnp.stack([k[name] for k in layers], axis=1) for name in layers[0] if name != 'out'},
+          'variance': jnp.sum(hidden_variance(states) * mask_BT, axis=-1).T, 'tokens': jnp.sum(mask_BT, axis=-1),
           'angles': angles, 'influences': influences, 'counts': counts,
           'bad': jnp.any(bad, axis=(1, 2)),
           'bad_at': jnp.stack(jnp.divmod(jnp.argmax(bad.reshape(len(states), -1), axis=1), states.shape[2]), axis=1)}
@@ -83,10 +124,13 @@ def _check(config: ModelConfig, sums, sequences: int):
       raise UserError(f'the output of {place} is not finite at token {position} of sequence {sequences + row}.')
 
 
-def profile(config: ModelConfig, params, batches, *, cls: bool = True, seed: int = 0) -> dict[str, Estimate]:
+def profile(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: bool = True,
+            seed: int = 0) -> dict[str, Estimate]:
   """All state measures in one forward pass over the batches.
 
   Args:
+    tokens: 'all': every real token counts (the paper); 'last': the last real one of each row (its code, and Gromov et
+      al., arXiv 2403.17887).
     cls: whether the CLS token counts where the model has one. It is no patch of the image: curves with and without
       it differ, and a model of text has none.
 
@@ -94,37 +138,51 @@ def profile(config: ModelConfig, params, batches, *, cls: bool = True, seed: int
     'variance' [L + 1]: over the D hidden units of a token (ddof 0), averaged over tokens; the embedding first.
     'angular' [L, L]: entry [n - 1, l - 1] is d(x^l, x^(l + n)) of paper eq. 1, averaged over tokens; x^l is
     what enters layer l, x^(L + 1) what leaves the last; NaN where l + n > L + 1.
-    'block_influence' [L]: 1 - cosine of what enters and leaves each layer.
+    'block_influence' [L]: 1 - cosine of what enters and leaves each layer (ShortGPT, arXiv 2403.03853).
+    'attn_ratio', 'mlp_ratio' [L]: root mean square of what the sub-layer adds, over that of the stream it adds to.
+    'attn_cosine', 'mlp_cosine', 'layer_cosine' [L]: cosine of what is added with the stream that it is added to, the
+    layer's sum against what enters the layer (Csordas et al., arXiv 2505.13898).
+    'zero_vectors' []: share of pairs of a token's states left out because one is the zero vector.
 
   Raises:
     UserError: no batch, no token with a non-zero state, or a state that is not finite (naming layer and token).
   """
-  means = {name: Mean(seed) for name in ('variance', 'angular', 'block_influence')}
+  if tokens not in TOKENS:
+    raise UserError(f"tokens is {tokens!r}; it is one of {', '.join(TOKENS)}.")
+  means = collections.defaultdict(lambda: Mean(seed))
   for batch in batches:
     batch = {k: batch[k] for k in INPUTS if k in batch}
-    sums = jax.device_get(_sums(config, params, batch, cls))
+    sums = jax.device_get(_sums(config, params, batch, tokens, cls))
     _check(config, sums, means['variance'].sequences)
+    L = config.num_layers
     means['variance'].add(sums['variance'], sums['tokens'])
     means['angular'].add(sums['angles'][:, :, :-1], sums['counts'][:, :, :-1])
     means['block_influence'].add(sums['influences'][:, 0, :-1], sums['counts'][:, 0, :-1])
+    pairs = sums['tokens'] * (L * (L + 1) / 2)
+    means['zero_vectors'].add(pairs - np.sum(sums['counts'], axis=(1, 2)), pairs)
+    for sub in schemes.SUBLAYERS:
+      means[f'{sub}_ratio'].add(sums[f'{sub}_branch'], sums[f'{sub}_x'])
+    for name in (*schemes.SUBLAYERS, 'layer'):
+      means[f'{name}_cosine'].add(sums[f'{name}_cosine'], sums[f'{name}_count'])
   if not means['variance'].sequences:
     raise UserError('there are no batches to measure on.')
-  estimates = {name: mean.estimate() for name, mean in means.items()}
+  root = lambda name: np.sqrt if name.endswith('_ratio') else lambda each: each
+  estimates = {name: mean.estimate(root(name)) for name, mean in means.items()}
   if not estimates['angular'].tokens:
     raise UserError('no valid tokens: every state is padding or a zero vector.')
   return estimates
 
 
-def variance(config: ModelConfig, params, batches, *, cls: bool = True, seed: int = 0) -> Estimate:
+def variance(config: ModelConfig, params, batches, **kwargs) -> Estimate:
   """Output variance [L + 1], see `profile`."""
-  return profile(config, params, batches, cls=cls, seed=seed)['variance']
+  return profile(config, params, batches, **kwargs)['variance']
 
 
-def angular(config: ModelConfig, params, batches, *, cls: bool = True, seed: int = 0) -> Estimate:
+def angular(config: ModelConfig, params, batches, **kwargs) -> Estimate:
   """Angular distances [L, L], see `profile`."""
-  return profile(config, params, batches, cls=cls, seed=seed)['angular']
+  return profile(config, params, batches, **kwargs)['angular']
 
 
-def block_influence(config: ModelConfig, params, batches, *, cls: bool = True, seed: int = 0) -> Estimate:
+def block_influence(config: ModelConfig, params, batches, **kwargs) -> Estimate:
   """Block influence [L], see `profile`."""
-  return profile(config, params, batches, cls=cls, seed=seed)['block_influence']
+  return profile(config, params, batches, **kwargs)['block_influence']

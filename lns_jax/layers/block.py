@@ -25,7 +25,8 @@ class Block(nn.Module):
   config: config_lib.ModelConfig
 
   @nn.compact
-  def __call__(self, x_BTD: jax.Array, ctx: Context, layer: int, override: dict[str, schemes.Factors] | None = None):
+  def __call__(self, x_BTD: jax.Array, ctx: Context, layer: int, override: dict[str, schemes.Factors] | None = None,
+               subs: tuple[str, ...] = schemes.SUBLAYERS):
     """Applies layer `layer` (1-based).
 
     Args:
@@ -33,6 +34,7 @@ class Block(nn.Module):
       ctx: rotary tables and segments.
       layer: a Python int when traced, so that its factors are literals of the program.
       override: factors to use instead, as fp32 scalars: the scanned loop's, whose index is not static.
+      subs: the sub-layers to apply; past another one the stream goes on as it is, without its norms and factors.
 
     Raises:
       UserError: when `layer` is a tracer or an array.
@@ -45,6 +47,8 @@ class Block(nn.Module):
     attention, mlp = Attention(c, name='attn'), MLP(c, name='mlp')
     gate = param.factor(self, schemes.GATE, 0.0) if isinstance(row.post, schemes.Gate) else None
     for sub, f in (('attn', lambda h: attention(h, ctx, layer)), ('mlp', lambda h: mlp(h, layer))):
+      if sub not in subs:
+        continue
       at = schemes.site(c, layer, sub)
       k = self.factors(row, constants[sub], sub, at, ctx)
       x_BTD = self.sublayer(sub, f, x_BTD, row, k, row.in_gain(at), out)

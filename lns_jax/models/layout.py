@@ -47,23 +47,29 @@ def _convert(tree, change: Callable[[dict], dict]):
 
 
 def stack(tree, config: config_lib.ModelConfig):
-  """Canonical -> stacked."""
+  """Either layout -> stacked by the config's runs. A tree that is so already is returned as it is."""
+  names = {run_name(run): run for run in runs(config)}
   def change(layers):
-    return {run_name(run): jax.tree.map(lambda *x: jnp.stack(x), *(layers[str(l)] for l in run))
-            for run in runs(config)}
+    if layers.keys() == names.keys():
+      return layers
+    layers = _single(layers)
+    return {name: jax.tree.map(lambda *x: jnp.stack(x), *(layers[str(l)] for l in run)) for name, run in names.items()}
   return _convert(tree, change)
+
+
+def _single(layers: dict) -> dict:
+  """A `layers` dictionary with one entry a layer."""
+  if not is_stacked(layers):
+    return layers
+  return {str(l): jax.tree.map(lambda x, i=i: x[i], stacked)
+          for name, stacked in layers.items() for i, l in enumerate(run_ids(name))}
 
 
 def unstack(tree):
   """Stacked -> canonical. A canonical tree is returned as it is."""
-  def change(layers):
-    if not is_stacked(layers):
-      return layers
-    return {str(l): jax.tree.map(lambda x, i=i: x[i], stacked)
-            for name, stacked in layers.items() for i, l in enumerate(run_ids(name))}
-  return _convert(tree, change)
+  return _convert(tree, _single)
 
 
 def native(tree, config: config_lib.ModelConfig):
   """The layout that the config's loop works on."""
-  return stack(unstack(tree), config) if config.loop == 'scan' else unstack(tree)
+  return stack(tree, config) if config.loop == 'scan' else unstack(tree)

@@ -108,7 +108,7 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
       y_BTD, out = block.Block(config).apply({'params': p}, x_BTD, ctx, config.layer_ids[0])
       square = square * variance(out[f'{sub}_x']) + variance(out[f'{sub}_out'])
     return (y_BTD, square), p
-  stacked = layout.stack(layout.unstack(params), config)
+  stacked = layout.stack(params, config)
   (name, of_layers), = stacked['layers'].items()
   start = (x_BTD, jnp.ones((), wide(x_BTD)))
   return layout.native(stacked | {'layers': {name: jax.lax.scan(layer, start, of_layers)[1]}}, config)
