@@ -21,6 +21,9 @@ def warnings(config: RunConfig) -> list[str]:
   if m.qk_norm != 'none' and m.norm != 'dyt' and in_front != 1.0:
     found.append(f'model.scheme = {m.scheme} with model.qk_norm = {m.qk_norm}: the norm of queries and keys undoes '
                  "the scheme's factor there, so that it acts on the values and the MLP only.")
+  if (m.p_attn, m.p_mlp) != (0.5, 0.5) and not _reads_exponent(row, at._replace(l=2)):
+    found.append(f'model.p_attn = {m.p_attn} and model.p_mlp = {m.p_mlp} are exponents of factors l^-p, and '
+                 f'model.scheme = {m.scheme} has none: they change nothing.')
   if m.scheme == 'mix' and not schemes.mix_layers(m.depth, m):
     found.append(f'model.scheme = mix with model.mix_fraction = {m.mix_fraction} and model.mix_count = {m.mix_count} '
                  f'of {m.depth} layers is no Post-LN layer at all: this is pre.')
@@ -34,3 +37,13 @@ def warnings(config: RunConfig) -> list[str]:
     found.append(f'optimizer.alpha_clip = {o.alpha_clip} and optimizer.alpha_lr_ratio = {o.alpha_lr_ratio} reach '
                  f'learned factors, and model.scheme = {m.scheme} has none.')
   return found
+
+
+def _reads_exponent(row: schemes.Row, at: schemes.Site) -> bool:
+  """Whether any factor of the row, or a learned one's start, depends on p."""
+  def values(p):
+    there = at._replace(p=p)
+    entries = [getattr(row, name) for name in schemes.FACTORS]
+    starts = [e.start(there) for e in entries if isinstance(e, schemes.Learned)]
+    return [*(schemes.constant(e, there) for e in entries), *starts, row.in_gain(there)]
+  return values(0.5) != values(1.0)

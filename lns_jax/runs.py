@@ -37,6 +37,8 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max
     'accuracy' and 'images' take the place of the middle three.
   """
   trained_step, config = load_run_config(workdir, step)
+  if parity and config.model.family != 'decoder':
+    raise UserError(f"{workdir} is a model of images; --parity is the value of the authors' language models.")
   dataset = dataset_lib.open(config)
   wanted = _info(workdir)['corpus_hash']
   if dataset.hash != wanted:

@@ -8,6 +8,7 @@ import pytest
 from lns_jax import advice
 from lns_jax import config as c
 from lns_jax.errors import UserError
+from lns_jax.layers import schemes
 
 
 def build(**groups):
@@ -206,6 +207,14 @@ def test_mix_without_post_layers_is_said():
   (warning,) = advice.warnings(build(model=model, train={'steps': 1}))
   assert 'no Post-LN layer' in warning
   assert not advice.warnings(build(model={'scheme': 'mix', 'num_layers': 3, 'mix_count': 1}, train={'steps': 1}))
+
+
+@pytest.mark.parametrize('scheme', schemes.SCHEMES)
+def test_an_exponent_that_no_factor_reads_is_said(scheme):
+  read = {'lns', 'lns_init', 'lns_learned', 'lns_stabilised', 'branch_lns', 'lns_before', 'lns_after_sum', 'res_norm_lns'}
+  found = [w for w in advice.warnings(build(model={'scheme': scheme, 'p_attn': 0.25}, train={'steps': 1}))
+           if 'p_attn = 0.25' in w and 'change nothing' in w]
+  assert len(found) == (scheme not in read)
 
 
 def test_the_stabilised_factor_says_that_two_layers_share_it():

@@ -68,6 +68,8 @@ def open(data: DataConfig, model: ModelConfig) -> Images:
     splits = _npz(path)
   elif path.is_dir() and any(path.glob('train-images*')):
     splits = _idx(path)
+  elif data.source == DataConfig.source:
+    raise UserError(f'data.source must be given for a model of images; there are {SOURCES}.')
   else:
     raise UserError(f'data.source = {data.source!r} is no source of images; there are {SOURCES}.')
   splits = {s: _checked(data.source, *of, model) for s, of in splits.items()}

@@ -234,8 +234,8 @@ def _show(bar: tqdm.tqdm, names: list[str]):
 
 def write(table: Table, found: dict, speeds: dict) -> dict:
   """Writes schemes.json, schemes.md and schemes.png of what is known, and returns the first."""
-  summary = files.finite(schemes_summary.summary(table.scale, table.base, table.arms, found, losses(found), speeds,
-                                                 table.command({s.arm for s in found})))
+  summary = files.finite(schemes_summary.summary(table.scale, table.base, table.arms, table.chosen, found, losses(found),
+                                                 speeds, table.command({s.arm for s in found})))
   files.write_json(table.workdir / 'schemes.json', summary)
   files.write_text(table.workdir / 'schemes.md', schemes_page.page(summary))
   schemes_plot.save(table.workdir / 'schemes.png', summary)

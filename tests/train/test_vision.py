@@ -8,6 +8,7 @@ import pytest
 import lns_jax
 from lns_jax import presets, runs
 from lns_jax.data import images
+from lns_jax.errors import UserError
 from lns_jax.train import log, loop
 from train.test_loop import final, interrupted, same
 
@@ -41,6 +42,15 @@ def test_loss_and_accuracy_are_those_of_every_image_once(finished):
   assert result['loss'] == pytest.approx(losses.mean(), rel=1e-5)
   assert result['accuracy'] == pytest.approx(np.mean(logits.argmax(-1) == labels), abs=1e-9)
   assert runs.evaluate(workdir)['accuracy'] == result['accuracy']
+
+
+def test_a_run_on_images_speaks_of_images(finished):
+  workdir, result = finished
+  assert result['train_images'] == 6 * 32 and result['images_per_second'] > 0
+  assert not {'train_tokens', 'tokens_per_second', 'paper_loss', 'perplexity'} & set(result)
+  assert 'tokens' not in log.read(workdir / 'metrics.jsonl')[0]
+  with pytest.raises(UserError, match='a model of images; --parity'):
+    runs.evaluate(workdir, parity=True)
 
 
 def test_statistics_are_per_token_of_the_image(finished):
