@@ -1,6 +1,7 @@
 """A run on images: the same loop, resume and evaluation as on text."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -75,3 +76,25 @@ def test_runs_on_images_are_compared_by_loss(finished, tmp_path):
   loop.train(config(scheme='pre'), tmp_path)
   compared = runs.compare([tmp_path, finished[0]])
   assert compared['runs'][1]['difference'] is not None and 'accuracy' in runs.table(compared)
+
+
+def test_text_and_images_are_not_compared_and_damage_is_named(finished, tmp_path):
+  info = json.loads((finished[0] / 'run_info.json').read_text())
+  for name, result in (('text', {'loss': 3.0, 'perplexity': 20.1, 'tokens': 359}), ('empty', {})):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'run_info.json').write_text(json.dumps(info))
+    (tmp_path / name / 'result.json').write_text(json.dumps(result))
+  for pair in ((finished[0], tmp_path / 'text'), (tmp_path / 'text', finished[0])):
+    with pytest.raises(UserError, match='one is a model of text and one of images'):
+      runs.compare(pair, allow_different_corpora=True)
+  with pytest.raises(UserError, match='result.json has no loss; run the training command'):
+    runs.compare([finished[0], tmp_path / 'empty'])
+  (tmp_path / 'text' / 'run_info.json').write_text('{"config": ')
+  for ask in (runs.evaluate, lambda w: runs.compare([w])):
+    with pytest.raises(UserError, match='is damaged|not a run folder'):
+      ask(tmp_path / 'text')
+
+
+def test_images_are_not_bounded_by_tokens(finished):
+  with pytest.raises(UserError, match='--max_tokens does not bound'):
+    runs.evaluate(finished[0], max_tokens=5)
