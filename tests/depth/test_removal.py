@@ -130,6 +130,11 @@ def test_a_model_with_one_layer_is_refused():
       measure(config, params(config), [batch()])
 
 
+def test_a_batch_without_targets_is_one_sentence():
+  with pytest.raises(UserError, match="a loss needs 'targets'.*has \\['tokens'\\]"):
+    depth.layer_drop(model(), params(model()), [{'tokens': batch()['tokens']}])
+
+
 def test_no_batches_is_an_error():
   with pytest.raises(UserError, match='no batches'):
     depth.layer_drop(model(), params(model()), [])
