@@ -6,7 +6,9 @@ Sampled numbers come as `Estimate`s.
 """
 
 from lns_jax.depth.estimate import Estimate
+from lns_jax.depth.gradients import gradients
+from lns_jax.depth.monitor import Monitor
 from lns_jax.depth.removal import layer_drop
 from lns_jax.depth.states import angular, block_influence, profile, variance
 
-__all__ = ['Estimate', 'angular', 'block_influence', 'layer_drop', 'profile', 'variance']
+__all__ = ['Estimate', 'Monitor', 'angular', 'block_influence', 'gradients', 'layer_drop', 'profile', 'variance']
