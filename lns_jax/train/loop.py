@@ -20,7 +20,7 @@ from lns_jax.train import checkpoint, evaluate, log, mfu, nonfinite, resume, run
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run, say
 
-LAYER_STATS = ('variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm')
+LAYER_STATS = ('variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm', 'layer_decrease', 'predicted_decrease')
 
 
 def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
