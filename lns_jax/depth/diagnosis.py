@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 
 from lns_jax import files
-from lns_jax.depth import findings, page, scorecard, sections, sections_cost
+from lns_jax.depth import findings, page, scorecard, sections, sections_cost, sections_gradient
 
 
 def parts(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) -> list[sections.Section]:
@@ -13,7 +13,8 @@ def parts(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) -> li
   trained = {name: h for name, h in histories.items() if h}
   every = (sections.removal(models), sections_cost.pruning(models),
            sections.variance(models, trained), sections.angular(models), sections.influence(models),
-           sections.branches(models, trained), sections.cosines(models), sections_cost.sublayers(models),
+           sections.branches(models, trained), sections.cosines(models),
+           sections_gradient.gradients(models), sections_gradient.decrease(models, trained), sections_cost.sublayers(models),
            sections_cost.blocks(models), sections_cost.perturbation(models))
   return [part for part in every if part]
 

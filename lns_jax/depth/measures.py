@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lns_jax.config import ModelConfig
-from lns_jax.depth import perturb, removal, states
+from lns_jax.depth import gradients, perturb, removal, states
 from lns_jax.errors import UserError, nearest
 
 Found = dict  # name -> Estimate, or a plain value of numbers, lists and strings
@@ -55,6 +55,9 @@ MEASURES = {
                        'variance, angles, block influence, branch ratios and cosines, by layer'),
     'layer_drop': Measure(_plain(removal.layer_drop), lambda L: L / 2 + 3,
                           'loss without each layer', least=2),
+    'gradients': Measure(_plain(gradients.gradients), lambda L: 4.0,
+                         'gradients of parameters and of the stream, Taylor importance, stable ranks, by layer',
+                         share=1 / 4),
     'sublayer_drop': Measure(_without_baseline(removal.sublayer_drop), lambda L: L + 4,
                              'loss without each attention and each MLP', share=1 / 4),
     'perturb': Measure(_without_baseline(perturb.perturb), lambda L: 4 * L + 10,
