@@ -80,7 +80,7 @@ def layer_drop(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[s
   params = layout.stack(layout.unstack(params), config)
   baseline, rise = Mean(seed), Mean(seed)
   for batch in batches:
-    batch = {k: batch[k] for k in (*INPUTS, 'targets', 'labels', 'weights') if k in batch}
+    batch = {k: batch[k] for k in (*INPUTS, 'targets', 'labels') if k in batch}
     whole, without, weight = jax.device_get(_losses(config, params, batch))
     baseline.add(whole, weight)
     rise.add(without - whole[:, None], weight)
