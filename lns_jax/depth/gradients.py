@@ -178,7 +178,7 @@ def gradients(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[st
   params = layout.stack(params, config)
   means = collections.defaultdict(lambda: Mean(seed))
   for batch in batches:
-    batch = {k: batch[k] for k in (*INPUTS, 'targets', 'labels', 'weights') if k in batch}
+    batch = {k: batch[k] for k in (*INPUTS, 'targets', 'labels') if k in batch}
     losses_B, w_B, top_B, found = jax.device_get(_passes(config, params, batch))
     _check(config, params, losses_B, found, means['grad_norm'].sequences)
     for name, (values, weights) in _rows(found, top_B, w_B).items():

@@ -15,8 +15,8 @@ from lns_jax.layers.norms import wide
 from lns_jax.models import transformer
 
 
-# What a model reads of a batch.
-INPUTS = ('tokens', 'segment_ids', 'images')
+# What a model reads of a batch, and which of it is padding (of images the weights say).
+INPUTS = ('tokens', 'segment_ids', 'images', 'weights')
 
 
 def unit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
