@@ -5,11 +5,17 @@ import numpy as np
 
 from lns_jax.layers import attention, block
 from lns_jax.models import layout, transformer
-from tiny import batch
+from tiny import batch, model, params
 
-SMALL = dict(d_model=16, d_ff=24, num_heads=2, num_kv_heads=1, num_layers=3)
+SMALL = dict(d_model=8, d_ff=12, num_heads=2, num_kv_heads=1)
 VIT = dict(family='vit', causal=False, norm='layernorm', bias='all', mlp='gelu', image_size=4, patch_size=2,
            num_classes=5)
+
+
+def without_layer_2(**changes):
+  """(config, params) of layers 1, 3 and 4 of 4."""
+  whole = model(**SMALL, num_layers=4, **changes)
+  return transformer.remove_layers(whole, params(whole), [2])
 
 
 def small_batch() -> dict:

@@ -71,12 +71,13 @@ def _sums(config: ModelConfig, params, batch, positions, seed, first, probes: in
   """([B, N, D, D] sums over the tokens of each sequence of dy_t / dx_t in the layers at N positions, tokens [B])."""
   s = Streams.of(config, params, batch)
   B, T, D = s.before.shape[1:]
-  draw = lambda key: jax.random.rademacher(key, (T, 1), s.before.dtype)
-  flips = s.kept(jax.vmap(draw)(keys_of(seed, first, B)))
+  keys = keys_of(seed, first, B)
   def of_layer(i):
     push = s.block(i).push
     def column(d):
       # Every token's x_d moves at once, up or down at random; read with the same sign, others' effects average out.
+      draw = lambda key: jax.random.rademacher(jax.random.fold_in(key, d), (T, 1), s.before.dtype)
+      flips = s.kept(jax.vmap(draw)(keys))
       moved = lambda z: jnp.sum(z * push(z * jax.nn.one_hot(d, D, dtype=z.dtype)), axis=1)
       return mean_over_probes(moved, flips, enough(probes, T))
     return jax.lax.map(column, jnp.arange(D))

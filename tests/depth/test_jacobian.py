@@ -7,23 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import lns_jax
 from lns_jax.depth.jacobian import _sizes, jacobian
 from lns_jax.errors import UserError
-from lns_jax.models import layout, transformer
-from materialised import SMALL, VIT, by_row, small_batch
-from tiny import batch, model, params, with_random_gains
+from lns_jax.models import layout
+from materialised import SMALL, by_row, small_batch, without_layer_2
+from tiny import batch, model, params
 
-EXACT = dict(iterations=64, probes=128)  # T D = 96
+EXACT = dict(iterations=32, probes=64)  # T D = 48
 
 
 @pytest.fixture(scope='module')
-def cases():
-  """Of two runs of layers, a scanned loop, two documents a row and padding; and of a model without its layer 2."""
-  mixed = model(**SMALL, scheme='mix', mix_count=1, loop='scan')
-  whole = model(**SMALL | {'num_layers': 4}, scheme='lns')
-  cut, p = lns_jax.remove_layers(whole, params(whole), [2])
-  return {'mix': (mixed, params(mixed), small_batch()), 'cut': (cut, p, small_batch())}
+def case():
+  """Layers 1, a Post-LN one, and 3 and 4 in a scanned loop; two documents a row, and padding."""
+  return *without_layer_2(scheme='mix', mix_count=2, loop='scan'), small_batch()
 
 
 def norms(matrices):
@@ -32,9 +28,8 @@ def norms(matrices):
   return np.array([v[0] for v in s]), np.array([np.sum(v ** 2) for v in s])
 
 
-@pytest.mark.parametrize('name', ['mix', 'cut'])
-def test_every_size_is_that_of_the_matrix_written_out(cases, name):
-  config, p, b = cases[name]
+def test_every_size_is_that_of_the_matrix_written_out(case):
+  config, p, b = case
   found = jacobian(config, p, [b], **EXACT)
   rows = by_row(config, p, b)
   sizes = np.array([len(r[0]) for r in rows])
@@ -59,9 +54,9 @@ def test_every_size_is_that_of_the_matrix_written_out(cases, name):
     assert (found[name].low < found[name].high).all()
 
 
-def test_a_block_that_does_nothing_is_the_identity(cases):
-  config, p, b = cases['cut']
-  p = jax.tree.map(lambda a: a, p)
+def test_a_block_that_does_nothing_is_the_identity(case):
+  config, p, b = case
+  p = layout.unstack(p)
   p['layers']['3']['attn']['o'] *= 0
   p['layers']['3']['mlp']['down'] *= 0
   found = jacobian(config, p, [b], **EXACT)
@@ -73,9 +68,9 @@ def test_a_block_that_does_nothing_is_the_identity(cases):
   assert (found['distance'].value[[0, 2]] > 0.01).all()
 
 
-def test_padding_has_no_part(cases):
+def test_padding_has_no_part(case):
   """Neither other tokens there nor rows of padding alone change a digit."""
-  config, p, b = cases['mix']
+  config, p, b = case
   once = jacobian(config, p, [b], **EXACT)
   pad = {k: np.where(b['segment_ids'] > 0, v, 7) if k == 'tokens' else v for k, v in b.items()}
   empty = b | {'segment_ids': np.zeros_like(b['segment_ids'])}
@@ -86,58 +81,54 @@ def test_padding_has_no_part(cases):
     jacobian(config, p, [empty], **EXACT)
 
 
-def test_the_size_of_batches_changes_nothing(cases):
-  config, p, b = cases['mix']
-  settings = dict(iterations=3, probes=2)
-  whole = jacobian(config, p, [b], **settings)
-  parts = jacobian(config, p, [{k: v[i:i + 1] for k, v in b.items()} for i in range(3)], **settings)
+POST = model(**SMALL, num_layers=1, scheme='post')
+SHORT = dict(iterations=8, probes=64)
+
+
+def test_the_size_of_batches_changes_nothing():
+  """Starts belong to a sequence's number in the sample: eight iterations do not forget theirs."""
+  p, b = params(POST), small_batch()
+  whole = jacobian(POST, p, [b], **SHORT)
+  parts = jacobian(POST, p, [{k: v[i:i + 1] for k, v in b.items()} for i in range(3)], **SHORT)
   for name in whole:
-    np.testing.assert_allclose(parts[name].value, whole[name].value, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(parts[name].high, whole[name].high, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(parts[name].value, whole[name].value, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(parts[name].high, whole[name].high, rtol=1e-3, atol=1e-5)
+  assert (whole['spectral_residual'].value > 1e-3).all()
 
 
 def test_of_a_post_norm_block_without_branches_all_is_known():
-  """y = x / rms(x): the Jacobian of a token is (I - u u^T) / rms with u = x / |x|; the second norm is (I - u u^T)."""
-  config = model(**SMALL | {'num_layers': 1}, scheme='post')
-  p, b = params(config, random_gains=False), small_batch()
+  """y = x / rms(x): the Jacobian of a token is (I - u u^T) / rms with u = x / |x|; the second norm is (I - u u^T).
+
+  A singular value for each token and 0 are 7, which eight iterations know.
+  """
+  p, b = params(POST, random_gains=False), small_batch()
   p['layers']['1']['attn']['o'] *= 0
   p['layers']['1']['mlp']['down'] *= 0
-  found = jacobian(config, p, [b], **EXACT)
+  found = jacobian(POST, p, [b], **SHORT)
   x = np.asarray(p['embed']['table'], np.float64)[b['tokens']]
-  scale = np.sqrt(np.mean(x ** 2, axis=-1) + config.norm_eps)
-  real, D = b['segment_ids'] > 0, config.d_model
-  assert found['spectral'].value[0] == pytest.approx(np.max(1 / scale * real, axis=1).mean(), rel=1e-4)
-  assert found['end_to_end'].value == pytest.approx(found['spectral'].value[0], rel=1e-4)
+  scale = np.sqrt(np.mean(x ** 2, axis=-1) + POST.norm_eps)
+  real, D = b['segment_ids'] > 0, POST.d_model
+  assert found['spectral'].value[0] == pytest.approx(np.max(1 / scale * real, axis=1).mean(), rel=1e-3)
+  assert found['end_to_end'].value == pytest.approx(found['spectral'].value[0], rel=1e-3)
   share = lambda total: np.sqrt(total[real].sum() / (D * real.sum()))
-  assert found['frobenius'].value[0] == pytest.approx(share((D - 1) / scale ** 2), rel=1e-4)
-  assert found['distance'].value[0] == pytest.approx(share((D - 1) * (1 / scale - 1) ** 2 + 1), rel=1e-4)
+  assert found['frobenius'].value[0] == pytest.approx(share((D - 1) / scale ** 2), rel=1e-3)
+  assert found['distance'].value[0] == pytest.approx(share((D - 1) * (1 / scale - 1) ** 2 + 1), rel=1e-3)
 
 
 def test_one_program_whatever_the_depth_and_nothing_of_the_size_of_the_jacobian():
-  T, texts = 32, []
-  for L in (2, 5):
-    config = model(**SMALL | {'num_layers': L}, scheme='lns')
+  T, texts = 64, []
+  for L in (3, 6):
+    config = model(**SMALL, num_layers=L, scheme='lns')
     p, b = layout.stack(params(config), config), batch(rows=1, T=T)
     texts.append(_sizes.lower(config, p, b, 0, 0, 4, 2).as_text())
   assert len(texts[0].splitlines()) == len(texts[1].splitlines())
   sizes = [np.prod([int(n) for n in dims[:-1].split('x')]) for dims in re.findall(r'tensor<((?:\d+x)+)', texts[1])]
-  assert max(sizes) <= 256 * config.d_model  # the embedding; the Jacobian has 16 times that
-  assert (T * config.d_model) ** 2 > 16 * max(sizes)
+  assert max(sizes) == config.num_heads * T * T  # attention's weights; the Jacobian has 32 times that
+  assert (T * config.d_model) ** 2 == 32 * max(sizes)
 
 
-def test_images_have_jacobians_and_padded_ones_have_none():
-  config = model(**SMALL | {'num_layers': 1}, **VIT)
-  p = with_random_gains(transformer.init(config, jax.random.key(0)))
-  images = np.random.default_rng(0).normal(size=(3, 4, 4, 3)).astype(np.float32)
-  b = {'images': images, 'labels': np.zeros(3, np.int32), 'weights': np.float32([1, 0, 1])}
-  found = jacobian(config, p, [b], **EXACT)
-  rows = by_row(config, p, b)
-  assert found['spectral'].value[0] == pytest.approx(norms([r[0] for r in rows])[0].mean(), rel=1e-4)
-  assert found['spectral'].tokens == 2 == len(rows)
-
-
-def test_what_cannot_be_measured_is_said(cases):
-  config, p, b = cases['mix']
+def test_what_cannot_be_measured_is_said(case):
+  config, p, b = case
   with pytest.raises(UserError, match='no batches'):
     jacobian(config, p, [])
   with pytest.raises(UserError, match='iterations is 0'):
@@ -145,6 +136,6 @@ def test_what_cannot_be_measured_is_said(cases):
   with pytest.raises(UserError, match='power of two'):
     jacobian(config, p, [b], probes=3)
   broken = layout.unstack(p)
-  broken['layers']['2']['mlp']['down'] = broken['layers']['2']['mlp']['down'].at[0, 0].set(jnp.nan)
-  with pytest.raises(UserError, match='Jacobian of layer 2 is not finite in sequence 0'):
+  broken['layers']['3']['mlp']['down'] = broken['layers']['3']['mlp']['down'].at[0, 0].set(jnp.nan)
+  with pytest.raises(UserError, match='Jacobian of layer 3 is not finite in sequence 0'):
     jacobian(config, broken, [b], **EXACT)
