@@ -10,9 +10,8 @@ from scipy import stats
 
 from lns_jax.config import ModelConfig
 from lns_jax.depth.estimate import Estimate
-from lns_jax.depth.jacobian import Streams, keys_of
+from lns_jax.depth.jacobian import Streams, keys_of, numbered
 from lns_jax.depth.linear import check_probes, enough, mean_over_probes
-from lns_jax.depth.states import INPUTS
 from lns_jax.errors import UserError
 from lns_jax.models import layout
 
@@ -135,17 +134,17 @@ def mean_jacobian(config: ModelConfig, params, batches, *, layers: tuple[int, ..
     if l not in config.layer_ids:
       raise UserError(f'the model has no layer {l}; its layers are {layout.run_name(config.layer_ids)}.')
   positions = np.array([config.layer_ids.index(l) for l in layers], np.int32)
-  params, mean, first = layout.stack(params, config), Grouped(), 0
-  for batch in batches:
-    batch = {k: batch[k] for k in (*INPUTS, 'weights') if k in batch}
+  params, mean, tokens = layout.stack(params, config), Grouped(), None
+  for first, batch in numbered(batches):
     sums, tokens = jax.device_get(_sums(config, params, batch, positions, seed, first, probes))
     bad = np.argwhere(~np.isfinite(sums).all(axis=(2, 3)) & (tokens > 0)[:, None])
     if len(bad):
       raise UserError(f'the Jacobian of layer {layers[bad[0][1]]} is not finite in sequence {first + bad[0][0]}.')
     mean.add(sums, tokens)
-    first += len(tokens)
+  if tokens is None:
+    raise UserError('there are no batches to measure on.')
   if not mean.sequences:
-    raise UserError('no valid tokens: every one is padding.' if first else 'there are no batches to measure on.')
+    raise UserError('no valid tokens: every one is padding.')
   matrices = mean.estimate()
   error = (matrices.high - matrices.low) / 2 / mean.quantile
   with np.errstate(invalid='ignore'):

@@ -75,6 +75,15 @@ class Streams(typing.NamedTuple):
     return jnp.arange(len(self.before)), self.before
 
 
+def numbered(batches):
+  """(number of its first sequence in the whole sample, what a model reads of it) for each batch."""
+  first = 0
+  for batch in batches:
+    batch = {k: batch[k] for k in (*INPUTS, 'weights') if k in batch}
+    yield first, batch
+    first += len(next(iter(batch.values())))
+
+
 def keys_of(seed, first, B: int) -> jax.Array:
   """A key for each sequence, by its number in the whole sample: results do not depend on the size of batches."""
   return jax.vmap(lambda n: jax.random.fold_in(jax.random.key(seed), n))(first + jnp.arange(B))
@@ -148,17 +157,15 @@ def jacobian(config: ModelConfig, params, batches, *, iterations: int = ITERATIO
   check_probes(probes)
   if iterations < 1:
     raise UserError(f'iterations is {iterations}, but it must be 1 or more.')
-  params, means, first = layout.stack(params, config), collections.defaultdict(lambda: Mean(seed)), 0
-  for batch in batches:
-    batch = {k: batch[k] for k in (*INPUTS, 'weights') if k in batch}
+  params, means = layout.stack(params, config), collections.defaultdict(lambda: Mean(seed))
+  for first, batch in numbered(batches):
     found = jax.device_get(_sizes(config, params, batch, seed, first, iterations, probes))
     _check(config, found, first)
     entries = found.pop('entries')
     found['spectral_product'] = np.prod(found['spectral'].astype(np.float64), axis=1)
     for name, values in found.items():
       means[name].add(values, entries if name in FROBENIUS else entries > 0)
-    first += len(entries)
-  if not first:
+  if not means:
     raise UserError('there are no batches to measure on.')
   if not means['spectral'].tokens:
     raise UserError('no valid tokens: every one is padding.')
