@@ -2,11 +2,13 @@
 
 Every measure takes (config, params, batches), where batches are dicts of int32 [B, T] arrays: 'tokens', and
 optionally 'segment_ids' (0 is padding), 'targets', 'weights'; of a ViT 'images' [B, S, S, C] and 'labels' [B].
-Sampled numbers come as `Estimate`s.
+Sampled numbers come as `Estimate`s. `depth.measures.MEASURES` is the table of all of them.
 """
 
 from lns_jax.depth.estimate import Estimate
-from lns_jax.depth.removal import layer_drop
+from lns_jax.depth.perturb import perturb
+from lns_jax.depth.removal import block_drop, layer_drop, prune, sublayer_drop
 from lns_jax.depth.states import angular, block_influence, profile, variance
 
-__all__ = ['Estimate', 'angular', 'block_influence', 'layer_drop', 'profile', 'variance']
+__all__ = ['Estimate', 'angular', 'block_drop', 'block_influence', 'layer_drop', 'perturb', 'profile', 'prune',
+           'sublayer_drop', 'variance']

@@ -73,6 +73,15 @@ def test_a_run_leaves_what_it_promises(finished):
   assert (workdir / 'tokenizer').is_dir()
 
 
+def test_the_rates_of_the_steps_fit_the_time_they_took_together(finished):
+  """A CPU may run a step while it is being started: the last reading then takes no time of its own."""
+  workdir, result = finished
+  records = [r for r in log.read(workdir / 'metrics.jsonl') if 'loss' in r]
+  seconds = [8 * 32 / r['tokens_per_second'] for r in records]
+  assert 0.2 * result['step_seconds'] < sum(seconds) < 2 * result['step_seconds']
+  assert min(seconds) > 1e-3 * max(seconds)
+
+
 def test_evaluation_of_the_folder_is_that_of_the_run(finished):
   workdir, result = finished
   found = runs.evaluate(workdir, parity=True)
