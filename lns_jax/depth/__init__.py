@@ -7,10 +7,12 @@ Sampled numbers come as `Estimate`s. `depth.measures.MEASURES` is the table of a
 
 from lns_jax.depth.estimate import Estimate
 from lns_jax.depth.gradients import gradients
+from lns_jax.depth.heat import mean_jacobian
+from lns_jax.depth.jacobian import jacobian
 from lns_jax.depth.monitor import Monitor
 from lns_jax.depth.perturb import perturb
 from lns_jax.depth.removal import block_drop, layer_drop, prune, sublayer_drop
 from lns_jax.depth.states import angular, block_influence, profile, variance
 
-__all__ = ['Estimate', 'Monitor', 'angular', 'block_drop', 'block_influence', 'gradients', 'layer_drop', 'perturb',
-           'profile', 'prune', 'sublayer_drop', 'variance']
+__all__ = ['Estimate', 'Monitor', 'angular', 'block_drop', 'block_influence', 'gradients', 'jacobian',
+           'layer_drop', 'mean_jacobian', 'perturb', 'profile', 'prune', 'sublayer_drop', 'variance']

@@ -18,7 +18,7 @@ import numpy as np
 from lns_jax.config import ModelConfig
 from lns_jax.depth import walk
 from lns_jax.depth.estimate import Estimate, Mean
-from lns_jax.depth.linear import Linear, check_probes, enough, mean_over_probes, singular, squares
+from lns_jax.depth.spectral import Linear, check_probes, enough, mean_over_probes, singular, squares
 from lns_jax.depth.states import INPUTS
 from lns_jax.errors import UserError
 from lns_jax.layers import attention
@@ -136,14 +136,14 @@ def jacobian(config: ModelConfig, params, batches, *, iterations: int = ITERATIO
   singular value. A row of several documents is one sequence; none of them acts on another.
 
   Args:
-    iterations: of `linear.singular`, two products each; the residuals say how far it came.
+    iterations: of `spectral.singular`, two products each; the residuals say how far it came.
     probes: random vectors a sequence of the Frobenius norms, a power of two; exact where there are T D or more.
     seed: of the probes, the starts and the bootstrap.
 
   Returns:
-    'spectral', 'distance_spectral' [L]: |J|_2 and |J - I|_2. '..._residual' [L] of both: see `linear.singular`.
+    'spectral', 'distance_spectral' [L]: |J|_2 and |J - I|_2. '..._residual' [L] of both: see `spectral.singular`.
     'frobenius', 'distance' [L]: |J|_F and |J - I|_F over |I|_F; a layer that does nothing has 1 and exactly 0.
-    'spectrum' [L, len(LEVELS)]: quantiles of the singular values of J at `linear.LEVELS`, means over sequences.
+    'spectrum' [L, len(LEVELS)]: quantiles of the singular values of J at `spectral.LEVELS`, means over sequences.
     'end_to_end' []: |dy_L/dx_1|_2 (Theorem 3.3), y_L being what leaves the last layer. 'end_to_end_residual' [] and
     'end_to_end_spectrum' [len(LEVELS)]: as those of blocks.
     'suffix_frobenius' [L]: |dy_L/dx_l|_F over |I|_F, x_l being what enters layer l: the first is end to end.

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lns_jax.config import ModelConfig
-from lns_jax.depth import gradients, perturb, removal, states
+from lns_jax.depth import gradients, heat, jacobian, perturb, removal, states
 from lns_jax.errors import UserError, nearest
 
 Found = dict  # name -> Estimate, or a plain value of numbers, lists and strings
@@ -37,6 +37,10 @@ def _pruned(config, params, batches, seed) -> Found:
           'prunable': found.prunable}
 
 
+def _heat_maps(config, params, batches, seed) -> Found:
+  return heat.mean_jacobian(config, params, batches, seed=seed) | {'jacobian_layers': list(heat.panels(config))}
+
+
 def _without_baseline(measure: Callable) -> Callable:
   """The baseline of a measure on part of the sample is not the baseline of the whole."""
   def run(config, params, batches, seed):
@@ -58,6 +62,10 @@ MEASURES = {
     'gradients': Measure(_plain(gradients.gradients), lambda L: 4.0,
                          'gradients of parameters and of the stream, Taylor importance, stable ranks, by layer',
                          share=1 / 4),
+    'jacobian': Measure(_plain(jacobian.jacobian), lambda L: 200.0,
+                        'norms and singular values of the Jacobian of each block and of the whole stack', share=1 / 64),
+    'mean_jacobian': Measure(_heat_maps, lambda L: 200.0, 'token-averaged Jacobians of five layers (Figure 5)',
+                             share=1 / 256),
     'sublayer_drop': Measure(_without_baseline(removal.sublayer_drop), lambda L: L + 4,
                              'loss without each attention and each MLP', share=1 / 4),
     'perturb': Measure(_without_baseline(perturb.perturb), lambda L: 4 * L + 10,

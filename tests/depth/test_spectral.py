@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lns_jax.depth import linear
+from lns_jax.depth import spectral
 from lns_jax.errors import UserError
 
 
@@ -15,7 +15,7 @@ def of(matrices):
   """[B, n, n] as a map of [B, n, 1]."""
   a = jnp.asarray(matrices, jnp.float32)
   dot = lambda a, v: jnp.einsum('Bij,Bjk->Bik', a, v, precision='highest')
-  return linear.Linear(lambda v: dot(a, v), lambda u: dot(jnp.swapaxes(a, 1, 2), u))
+  return spectral.Linear(lambda v: dot(a, v), lambda u: dot(jnp.swapaxes(a, 1, 2), u))
 
 
 def start(B, n):
@@ -24,7 +24,7 @@ def start(B, n):
 
 @functools.partial(jax.jit, static_argnums=(2,))
 def singular(matrices, start, iterations, share=0.0):
-  return linear.singular(of(matrices).less(share), start, iterations)
+  return spectral.singular(of(matrices).less(share), start, iterations)
 
 
 def test_the_largest_singular_value_is_that_of_the_matrix():
@@ -75,10 +75,10 @@ def test_quantiles_are_those_of_all_singular_values():
   near = 1 + 0.05 * np.random.default_rng(0).normal(size=n)
   near[:3] = 50.0
   d = jnp.asarray(np.stack([even, near]), jnp.float32)[..., None]
-  scaled = linear.Linear(lambda v: d * v, lambda u: d * u)
-  found = jax.jit(lambda v: linear.singular(scaled, v, 30).quantiles)(start(2, n))
-  np.testing.assert_allclose(found[0], np.quantile(even, linear.LEVELS), atol=0.1)
-  np.testing.assert_allclose(found[1], np.quantile(near, linear.LEVELS), atol=0.02)
+  scaled = spectral.Linear(lambda v: d * v, lambda u: d * u)
+  found = jax.jit(lambda v: spectral.singular(scaled, v, 30).quantiles)(start(2, n))
+  np.testing.assert_allclose(found[0], np.quantile(even, spectral.LEVELS), atol=0.1)
+  np.testing.assert_allclose(found[1], np.quantile(near, spectral.LEVELS), atol=0.02)
 
 
 def test_enough_probes_make_quadratic_forms_exact_and_fewer_unbiased():
@@ -88,18 +88,18 @@ def test_enough_probes_make_quadratic_forms_exact_and_fewer_unbiased():
   form = lambda z: jnp.einsum('Bi,ij,Bj->B', z, jnp.asarray(a, jnp.float32), z, precision='highest')
   errors = {}
   for m in (1, 4, 32):
-    found = jax.jit(linear.mean_over_probes, static_argnums=(0, 2))(form, flips, m)
+    found = jax.jit(spectral.mean_over_probes, static_argnums=(0, 2))(form, flips, m)
     found = np.asarray(found, np.float64) - np.trace(a)
     errors[m] = found.std()
     assert abs(found.mean()) <= 4 * found.std() / np.sqrt(B) + 1e-5
   assert errors[32] < 1e-4 < errors[4] < 0.7 * errors[1]
-  assert [linear.enough(m, 24) for m in (1, 16, 32, 64)] == [1, 16, 32, 32]
+  assert [spectral.enough(m, 24) for m in (1, 16, 32, 64)] == [1, 16, 32, 32]
 
 
 def test_probes_are_a_power_of_two():
-  linear.check_probes(1)
-  linear.check_probes(64)
+  spectral.check_probes(1)
+  spectral.check_probes(64)
   with pytest.raises(UserError, match='probes is 12, but must be a power of two, such as 8 or 16'):
-    linear.check_probes(12)
+    spectral.check_probes(12)
   with pytest.raises(UserError, match='probes is 0'):
-    linear.check_probes(0)
+    spectral.check_probes(0)
