@@ -156,8 +156,8 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
   path, config, params, _ = model
   folder.mkdir(exist_ok=True)
   mesh = sharding.make_mesh(MeshConfig())
-  L, everything, taken = config.num_layers, {}, {}
-  costs = {kind: m.passes(L) * len(sample.part(m.share)) for kind, m in table.items()}
+  everything, taken = {}, {}
+  costs = {kind: m.passes(config) * len(sample.part(m.share)) for kind, m in table.items()}
   say(f'{name}: {len(table)} measures on {sample.words}')
   with tqdm.tqdm(total=round(sum(costs.values())), unit='row', desc=name, mininterval=0.5, dynamic_ncols=True,
                  disable=jax.process_index() != 0) as bar, sharding.use(mesh):
@@ -171,7 +171,7 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
       if kept is None or {k: v for k, v in kept[1].items() if k != 'seconds'} != about:
         start = time.perf_counter()
         batches = Batches(rows, mesh)
-        batches.tick = lambda step=costs[kind] / measure.reads(L) / len(batches): bar.update(step)
+        batches.tick = lambda step=costs[kind] / measure.reads(config) / len(batches): bar.update(step)
         kept = measure.run(config, params, batches, seed), about
         kept[1]['seconds'] = time.perf_counter() - start
         record.save(folder / f'{kind}.npz', *kept)

@@ -16,19 +16,19 @@ class Measure:
 
   Attributes:
     run: (config, params, batches, seed) -> Found; batches can be read again and again.
-    passes: L -> its cost in plain forward passes over the batches, roughly; what a bar's ETA is made of.
+    passes: config -> its cost in plain forward passes over the batches, roughly; what a bar's ETA is made of.
     share: the part of the sample that it is taken on, so that no measure outweighs all others.
-    reads: L -> how often it reads the batches.
+    reads: config -> how often it reads the batches.
     what: one line for the list of measures.
     least: layers that a model must have.
   """
 
   run: Callable[..., Found]
-  passes: Callable[[int], float]
+  passes: Callable[[ModelConfig], float]
   what: str
   share: float = 1.0
   least: int = 1
-  reads: Callable[[int], int] = lambda L: 1
+  reads: Callable[[ModelConfig], int] = lambda config: 1
 
 
 def _pruned(config, params, batches, seed) -> Found:
@@ -38,7 +38,14 @@ def _pruned(config, params, batches, seed) -> Found:
 
 
 def _heat_maps(config, params, batches, seed) -> Found:
-  return heat.mean_jacobian(config, params, batches, seed=seed) | {'jacobian_layers': list(heat.panels(config))}
+  found = heat.mean_jacobian(config, params, batches, seed=seed)
+  return {f'mean_{name}' if name != 'noise' else 'dominance_noise': value for name, value in found.items()} | {
+      'mean_jacobian_layers': list(heat.panels(config))}
+
+
+def _all_blocks(config: ModelConfig) -> float:
+  """Suffixes of all blocks of layers, which pruning tries about as many of."""
+  return config.num_layers ** 2 / 6 + config.num_layers
 
 
 def _without_baseline(measure: Callable) -> Callable:
@@ -55,25 +62,27 @@ def _plain(measure: Callable) -> Callable:
 
 
 MEASURES = {
-    'profile': Measure(_plain(states.profile), lambda L: 1.3,
+    'profile': Measure(_plain(states.profile), lambda c: 1.3,
                        'variance, angles, block influence, branch ratios and cosines, by layer'),
-    'layer_drop': Measure(_plain(removal.layer_drop), lambda L: L / 2 + 3,
+    'layer_drop': Measure(_plain(removal.layer_drop), lambda c: c.num_layers / 2 + 3,
                           'loss without each layer', least=2),
-    'gradients': Measure(_plain(gradients.gradients), lambda L: 4.0,
+    'gradients': Measure(_plain(gradients.gradients), lambda c: 4.0,
                          'gradients of parameters and of the stream, Taylor importance, stable ranks, by layer',
                          share=1 / 4),
-    'jacobian': Measure(_plain(jacobian.jacobian), lambda L: 200.0,
+    'jacobian': Measure(_plain(jacobian.jacobian), lambda c: 200.0,
                         'norms and singular values of the Jacobian of each block and of the whole stack', share=1 / 64),
-    'mean_jacobian': Measure(_heat_maps, lambda L: 200.0, 'token-averaged Jacobians of five layers (Figure 5)',
+    'mean_jacobian': Measure(_heat_maps, lambda c: 10 * c.d_model / c.num_layers,
+                             'token-averaged Jacobians of five layers (Figure 5)',
                              share=1 / 256),
-    'sublayer_drop': Measure(_without_baseline(removal.sublayer_drop), lambda L: L + 4,
+    'sublayer_drop': Measure(_without_baseline(removal.sublayer_drop), lambda c: c.num_layers + 4,
                              'loss without each attention and each MLP', share=1 / 4),
-    'perturb': Measure(_without_baseline(perturb.perturb), lambda L: 4 * L + 10,
-                       'loss with noise on each layer, with more and less of it, with neighbours swapped', share=1 / 16, least=2),
-    'block_drop': Measure(_without_baseline(removal.block_drop), lambda L: L ** 2 / 6 + L,
+    'perturb': Measure(_without_baseline(perturb.perturb), lambda c: 4 * c.num_layers + 10,
+                       'loss with noise on each layer, with more and less of it, with neighbours swapped',
+                       share=1 / 16, least=2),
+    'block_drop': Measure(_without_baseline(removal.block_drop), _all_blocks,
                           'loss without each block of consecutive layers', share=1 / 16, least=2),
-    'prune': Measure(_pruned, lambda L: L ** 2 / 6 + L, 'greedy removal of one layer after another',
-                     share=1 / 16, least=2, reads=lambda L: L - 1),
+    'prune': Measure(_pruned, _all_blocks, 'greedy removal of one layer after another',
+                     share=1 / 16, least=2, reads=lambda c: c.num_layers - 1),
 }
 
 
