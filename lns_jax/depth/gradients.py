@@ -9,10 +9,10 @@ over all tokens.
 import collections
 import functools
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from lns_jax.config import ModelConfig
 from lns_jax.depth import walk
@@ -60,7 +60,7 @@ def _matrix(path: str, g: jax.Array) -> jax.Array:
 
 def _numbers(p, g) -> dict[str, dict[str, jax.Array]]:
   """What is kept of the gradient of one layer and one sequence, scalars by path: 'square', 'dot', 'rank'."""
-  p, g = (flax.traverse_util.flatten_dict(tree, sep='/') for tree in (p, g))
+  p, g = (traverse_util.flatten_dict(tree, sep='/') for tree in (p, g))
   wider = lambda x: x.astype(wide(x))
   return {'square': {path: _square(x) for path, x in g.items()},
           'dot': {path: jnp.sum(wider(p[path]) * wider(x)) for path, x in g.items()},
@@ -68,8 +68,10 @@ def _numbers(p, g) -> dict[str, dict[str, jax.Array]]:
 
 
 def _backward(config: ModelConfig, run: layout.Run, ids_BT):
-  """One layer of a run, backwards: (dL/d what leaves it, (params, position in the run, what entered)) -> the same of
-  what entered, and its numbers, each sequence's own."""
+  """The step of a scan over a run's layers, backwards, for each sequence by itself.
+
+  (dL/d what leaves a layer, (its parameters, its position in the run, what entered)) -> (dL/d what entered, numbers).
+  """
   factors = transformer.run_factors(config, run)
   pick = lambda v, i: v if isinstance(v, float) else jnp.asarray(v)[i]
   def step(leaving_BTD, scanned):

@@ -68,6 +68,7 @@ def test_a_run_leaves_what_it_promises(finished):
   assert steps[-1]['tokens'] == result['train_tokens'] <= 6 * 8 * 32
   assert [r['step'] for r in records if 'variance' in r] == [1, 2, 4, 6]
   assert all(len(r['variance']) == 4 and len(r['attn_ratio']) == 3 for r in records if 'variance' in r)
+  assert all(len(r['layer_decrease']) == 3 and r['predicted_decrease'] is not None for r in records if 'variance' in r)
   assert steps[-1]['loss'] < steps[0]['loss'] and abs(steps[0]['loss'] - np.log(258)) < 0.1
   assert json.loads((workdir / 'result.json').read_text())['loss'] == result['loss']
   assert (workdir / 'tokenizer').is_dir()
