@@ -41,6 +41,7 @@ setuptools.setup(
         'tpu': ['jax[tpu]>=0.10'],
         'gcs': ['gcsfs'],
         'vision': ['scikit-learn>=1.4'],  # its digits
+        'tsne': ['scikit-learn>=1.4'],
         'test': ['pytest>=8', 'pytest-xdist>=3', 'nbclient>=0.10', 'ipykernel>=6', 'scikit-learn>=1.4'],
         'parity': ['torch>=2.6', 'transformers>=4.50'],
     },

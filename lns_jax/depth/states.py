@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lns_jax.config import ModelConfig
+from lns_jax.depth import effective
 from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.errors import UserError
 from lns_jax.layers import schemes
@@ -142,6 +143,7 @@ def profile(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: b
     'attn_ratio', 'mlp_ratio' [L]: root mean square of what the sub-layer adds, over that of the stream it adds to.
     'attn_cosine', 'mlp_cosine', 'layer_cosine' [L]: cosine of what is added with the stream that it is added to, the
     layer's sum against what enters the layer (Csordas et al., arXiv 2505.13898).
+    'effective_depth_cosine', 'effective_ratio_cosine' []: of the mean of the three cosines, see `effective`.
     'zero_vectors' []: share of pairs of a token's states left out because one is the zero vector.
 
   Raises:
@@ -170,7 +172,9 @@ def profile(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: b
   estimates = {name: mean.estimate(root(name)) for name, mean in means.items()}
   if not estimates['angular'].tokens:
     raise UserError('no valid tokens: every state is padding or a zero vector.')
-  return estimates
+  cosine = np.mean([means[f'{name}_cosine'].each() for name in (*schemes.SUBLAYERS, 'layer')], axis=0)
+  return estimates | effective.estimates('cosine', effective.by_cosine(cosine), config.num_layers,
+                                         means['layer_cosine'].tokens)
 
 
 def variance(config: ModelConfig, params, batches, **kwargs) -> Estimate:

@@ -44,6 +44,11 @@ def logits(config: config_lib.ModelConfig, params, normed_BTD: jax.Array) -> jax
   return loss.logits(normed_BTD, head_table(config, params))
 
 
+def weights(batch) -> jax.Array:
+  """[B, T] float32: what each target counts in the loss: as given, or 1 on every real token."""
+  return loss.weights(batch)
+
+
 def real_tokens(config: config_lib.ModelConfig, batch) -> jax.Array:
   """[B, T] float32: 1 on every token that is not padding."""
   return loss.real_tokens(batch)
