@@ -17,6 +17,7 @@ from lns_jax.config import DataConfig, MeshConfig, ModelConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.data import sample as sample_lib
 from lns_jax.depth import diagnosis, measures, record, scorecard
+from lns_jax.depth.estimate import Estimate
 from lns_jax.errors import UserError
 from lns_jax.interop.load import load, load_run_config
 from lns_jax.layers import param
@@ -93,13 +94,15 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
              for name, (path, config, _, tokenizer) in opened.items()}
   out = resume.open_workdir(out)
   with resume.alone(out):
-    found = {name: _measure(out / name, name, opened[name], tables[name], samples[name], seed) for name in opened}
+    found, arrays = {}, {}
+    for name in opened:
+      found[name], arrays[name] = _measure(out / name, name, opened[name], tables[name], samples[name], seed)
     histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') for name, (path, *_) in opened.items()}
     files.write_json(out / 'run_info.json', files.finite(run_info.collect(
         {'models': list(models), 'text': text, 'tokens': tokens, 'dtype': dtype, 'seed': seed}, None)))
     whole = next(iter(found.values())) if len(found) == 1 else {'models': found}
     files.write_json(out / 'depth.json', files.finite(whole))
-    diagnosis.write(out, found, histories)
+    diagnosis.write(out, found, histories, arrays)
   return {'models': {name: scorecard.of(f) for name, f in found.items()}, 'report': str(out / 'report.html'),
           'seconds': time.perf_counter() - start}
 
@@ -151,8 +154,8 @@ def _sample(path: str, config: ModelConfig, tokenizer, text: str, tokens: int, s
 
 
 def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.Measure], sample: Sample,
-             seed: int) -> dict:
-  """depth.json of one model; each measure is kept as soon as it is done."""
+             seed: int) -> tuple[dict, dict]:
+  """(depth.json of one model, arrays by name); each measure is kept as soon as it is done."""
   path, config, params, _ = model
   folder.mkdir(exist_ok=True)
   mesh = sharding.make_mesh(MeshConfig())
@@ -182,8 +185,9 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
   result = record.make(name, config, everything) | {
       'path': str(path), 'scheme': config.scheme, 'dtype': str(param.dtypes(config)[1]), 'sample': sample.words,
       'measures': taken}
-  files.write_json(folder / 'depth.json', files.finite(result))
-  return result
+  result = files.finite(result)
+  files.write_json(folder / 'depth.json', result)
+  return result, {name: e.value for name, e in everything.items() if isinstance(e, Estimate)}
 
 
 def _about(config: ModelConfig, params, sample: Sample, seed: int) -> dict:

@@ -4,28 +4,37 @@ import pathlib
 import re
 from collections.abc import Mapping
 
+import numpy as np
+
 from lns_jax import files
-from lns_jax.depth import findings, page, scorecard, sections, sections_cost, sections_gradient
+from lns_jax.depth import (findings, page, scorecard, sections, sections_cost, sections_gradient, sections_inside,
+                           sections_jacobian)
 
 
-def parts(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) -> list[sections.Section]:
+def parts(models: Mapping[str, dict], histories: Mapping[str, list[dict]],
+          arrays: Mapping[str, Mapping[str, np.ndarray]]) -> list[sections.Section]:
   """All sections for which there is something to show, in order."""
-  trained = {name: h for name, h in histories.items() if h}
-  every = (sections.removal(models), sections_cost.pruning(models),
-           sections.variance(models, trained), sections.angular(models), sections.influence(models),
-           sections.branches(models, trained), sections.cosines(models),
-           sections_gradient.gradients(models), sections_gradient.decrease(models, trained), sections_cost.sublayers(models),
-           sections_cost.blocks(models), sections_cost.perturbation(models))
+  trained = {name: records for name, records in histories.items() if records}
+  every = (
+      sections.removal(models), sections_cost.pruning(models), sections.variance(models, trained),
+      sections_inside.theory(models), sections.angular(models), sections.influence(models),
+      sections.branches(models, trained), sections.cosines(models), sections_inside.lens(models),
+      sections_cost.sublayers(models), sections_cost.blocks(models), sections_cost.perturbation(models),
+      sections_inside.linear(models), sections_inside.similarity(models), sections_jacobian.blocks(models),
+      sections_jacobian.heat_maps(models, arrays), sections_gradient.gradients(models),
+      sections_gradient.decrease(models, trained))
   return [part for part in every if part]
 
 
-def write(out: pathlib.Path, models: Mapping[str, dict], histories: Mapping[str, list[dict]]):
+def write(out: pathlib.Path, models: Mapping[str, dict], histories: Mapping[str, list[dict]],
+          arrays: Mapping[str, Mapping[str, np.ndarray]]):
   """Writes out/report.html, out/scorecard.md, and every picture as out/plots/NAME.svg and .png.
 
   Args:
     models: name -> depth.json. histories: name -> records of its metrics.jsonl; empty where there are none.
+    arrays: name -> what depth.json is too small for.
   """
-  shown = parts(models, histories)
+  shown = parts(models, histories, arrays)
   title = f'What the layers do in {findings.listed(list(models))}' if len(models) <= 4 else f'{len(models)} models'
   body = [f'<h1>{page.text(title)}</h1>', *_opening(models), *(part.html() for part in shown), _footer(models)]
   (out / 'plots').mkdir(exist_ok=True)

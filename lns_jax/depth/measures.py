@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lns_jax.config import ModelConfig
-from lns_jax.depth import gradients, heat, jacobian, perturb, removal, states
+from lns_jax.depth import gradients, growth, heat, jacobian, lens, linear, perturb, removal, similarity, states
+from lns_jax.depth import theory
 from lns_jax.errors import UserError, nearest
 
 Found = dict  # name -> Estimate, or a plain value of numbers, lists and strings
@@ -48,6 +49,25 @@ def _all_blocks(config: ModelConfig) -> float:
   return config.num_layers ** 2 / 6 + config.num_layers
 
 
+def _theory(config, params, batches, seed) -> Found:
+  variance = states.means(config, params, batches, seed=seed)['variance']
+  found = {}
+  try:
+    laws = growth.growth(variance.each(), variance.tokens)
+    found |= {'growth': laws.sentence()} | {f'growth_{name}': law.curve for name, law in laws.laws.items()}
+  except UserError as e:
+    found['growth'] = str(e)
+  try:
+    T = max(batch['tokens'].shape[1] for batch in batches) if config.family == 'decoder' else config.num_tokens
+    constants = theory.constants(config, params, T)
+    predicted = theory.predicted_variance(config, constants, float(variance.each()[0, 0]))
+    bound = variance.estimate(lambda each: theory.log_jacobian_bound(config, constants, each))
+    found |= {f'theory_{name}': values for name, values in predicted.items()} | {'theory_log_bound': bound}
+  except UserError as e:
+    found['theory'] = str(e)
+  return found
+
+
 def _without_baseline(measure: Callable) -> Callable:
   """The baseline of a measure on part of the sample is not the baseline of the whole."""
   def run(config, params, batches, seed):
@@ -66,6 +86,13 @@ MEASURES = {
                        'variance, angles, block influence, branch ratios and cosines, by layer'),
     'layer_drop': Measure(_plain(removal.layer_drop), lambda c: c.num_layers / 2 + 3,
                           'loss without each layer', least=2),
+    'lens': Measure(_plain(lens.logit_lens), lambda c: c.num_layers / 4 + 1,
+                    'what the model would predict after each layer: loss, divergence and overlap', share=1 / 4),
+    'cka': Measure(_plain(similarity.cka), lambda c: 2.0, 'linear CKA between all states', share=1 / 4),
+    'linear': Measure(_plain(linear.replaceability), lambda c: c.num_layers / 4 + 3,
+                      'loss with each layer replaced by a linear map', least=2, reads=lambda c: 3),
+    'theory': Measure(_theory, lambda c: 1.3, "the paper's lemmas and bounds at the model's own weights, law of growth",
+                      share=1 / 4),
     'gradients': Measure(_plain(gradients.gradients), lambda c: 4.0,
                          'gradients of parameters and of the stream, Taylor importance, stable ranks, by layer',
                          share=1 / 4),

@@ -315,7 +315,7 @@ def pareto(curves: Mapping[str, tuple[Sequence[int], Band] | None], ylabel: str,
 
 @styled()
 def removal_bars(percent: Band, ids: Sequence[int], *, index: int = 0, title: str = '',
-                 shown: tuple[float, float] | None = None) -> Figure:
+                 shown: tuple[float, float] | None = None, xlabel: str = 'removed layer') -> Figure:
   """Rise of the loss without each layer, in percent of the whole model's loss, intervals as whiskers.
 
   The first layer of a language model often outweighs the others a hundredfold: the axis is linear up to 1%,
@@ -341,7 +341,7 @@ def removal_bars(percent: Band, ids: Sequence[int], *, index: int = 0, title: st
   axes.yaxis.set_minor_locator(ticker.NullLocator())
   axes.set_ylabel('rise of the loss, %')
   _layer_axis(axes, ids)
-  axes.set_xlabel('removed layer')
+  axes.set_xlabel(xlabel)
   return figure
 
 

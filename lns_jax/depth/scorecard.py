@@ -8,7 +8,7 @@ from lns_jax.depth.findings import number
 COLUMNS = {
     'removable': 'removable one at a time at < 1 % loss',
     'prunable': 'prunable together at < 1 % loss',
-    'effective_depth': 'effective depth',
+    'effective_depth_kl': 'effective depth (logit lens)',
     'last_third': 'share of the last third in the loss of removals',
 }
 
