@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lns_jax.config import ModelConfig
-from lns_jax.depth import gradients, growth, heat, jacobian, lens, linear, perturb, removal, similarity, states
-from lns_jax.depth import theory
+from lns_jax.depth import growth, heat, lens, linear, removal, similarity, states, theory
+from lns_jax.depth.gradients import gradients  # functions of their modules' names
+from lns_jax.depth.jacobian import jacobian
+from lns_jax.depth.perturb import perturb
 from lns_jax.errors import UserError, nearest
 
 Found = dict  # name -> Estimate, or a plain value of numbers, lists and strings
@@ -93,17 +95,17 @@ MEASURES = {
                       'loss with each layer replaced by a linear map', least=2, reads=lambda c: 3),
     'theory': Measure(_theory, lambda c: 1.3, "the paper's lemmas and bounds at the model's own weights, law of growth",
                       share=1 / 4),
-    'gradients': Measure(_plain(gradients.gradients), lambda c: 4.0,
+    'gradients': Measure(_plain(gradients), lambda c: 4.0,
                          'gradients of parameters and of the stream, Taylor importance, stable ranks, by layer',
                          share=1 / 4),
-    'jacobian': Measure(_plain(jacobian.jacobian), lambda c: 200.0,
+    'jacobian': Measure(_plain(jacobian), lambda c: 200.0,
                         'norms and singular values of the Jacobian of each block and of the whole stack', share=1 / 64),
     'mean_jacobian': Measure(_heat_maps, lambda c: 10 * c.d_model / c.num_layers,
                              'token-averaged Jacobians of five layers (Figure 5)',
                              share=1 / 256),
     'sublayer_drop': Measure(_without_baseline(removal.sublayer_drop), lambda c: c.num_layers + 4,
                              'loss without each attention and each MLP', share=1 / 4),
-    'perturb': Measure(_without_baseline(perturb.perturb), lambda c: 4 * c.num_layers + 10,
+    'perturb': Measure(_without_baseline(perturb), lambda c: 4 * c.num_layers + 10,
                        'loss with noise on each layer, with more and less of it, with neighbours swapped',
                        share=1 / 16, least=2),
     'block_drop': Measure(_without_baseline(removal.block_drop), _all_blocks,
