@@ -74,13 +74,21 @@ def _own_flags() -> list[str]:
   return [f.name for f in main] + (['config'] if 'config' in flags.FLAGS else [])
 
 
-def _parse(argv: Sequence[str], positional: bool) -> list[str]:
-  if any(a in HELP for a in argv[1:]):
+def _help(full: bool):
+  try:
     print(sys.modules['__main__'].__doc__ or '')
-    print(flags.FLAGS.get_help() if '--helpfull' in argv else flags.FLAGS.main_module_help())
+    print(flags.FLAGS.get_help() if full else flags.FLAGS.main_module_help())
     if 'config' in flags.FLAGS:
       print(f'\n  --config: one of {", ".join(presets.config_names())}; or a Python file with get_config().\n')
       print('\n'.join(_settings(config_lib.RunConfig, '--config.')))
+    sys.stdout.flush()
+  except BrokenPipeError:  # the reader, such as head, has seen enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parse(argv: Sequence[str], positional: bool) -> list[str]:
+  if any(a in HELP for a in argv[1:]):
+    _help('--helpfull' in argv)
     sys.exit(0)
   try:
     sys.argv[:] = _prepare(argv, positional)  # ml_collections looks for --config there, too
@@ -89,9 +97,20 @@ def _parse(argv: Sequence[str], positional: bool) -> list[str]:
     _fail(e)
   except flags.IllegalFlagValueError as e:
     missing = re.search(r'Flag --(\w+) must have a value other than None', str(e))
-    _fail(f'--{missing[1]} must be given.' if missing else str(e).splitlines()[0])
+    _fail(f'--{missing[1]} must be given.' if missing else _reason(e))
   except (flags.Error, AttributeError, KeyError, IndexError, TypeError, ValueError) as e:
-    _fail(str(e).splitlines()[0] if str(e) else type(e).__name__)
+    _fail(_reason(e))
+  except Exception as e:  # whatever a user's config file does
+    _fail(f'the config file raised {type(e).__name__}: {e}')
+
+
+def _reason(error: Exception) -> str:
+  """One line; of an error in a config file, which ml_collections wraps with its traceback, the config's own."""
+  lines = str(error).strip().splitlines() or [type(error).__name__]
+  own = re.match(r'(?:[\w.]+\.)?(\w+): (.*)', lines[-1]) if 'Traceback (most recent call last):' in lines else None
+  if own is None:
+    return lines[0]
+  return own[2] if own[1] == UserError.__name__ else f'the config file raised {own[1]}: {own[2]}'
 
 
 def _settings(cls, prefix: str) -> list[str]:

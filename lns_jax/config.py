@@ -150,6 +150,9 @@ class ModelConfig(Section):
     if row.in_groups and self.d_model % (self.norm_groups or self.num_heads):
       raise UserError(f'model.norm_groups = {self.norm_groups or self.num_heads} does not divide model.d_model = '
                       f'{self.d_model}.')
+    if row.in_groups and self.norm.endswith('layernorm') and self.d_model == (self.norm_groups or self.num_heads):
+      raise UserError(f'model.norm_groups = {self.d_model} with model.norm = {self.norm} takes each channel off '
+                      'itself, which leaves 0; fewer groups would not.')
     if row.completep and self.base_width and init_lib.INITS[self.init].knows_width:
       plain = [n for n, i in init_lib.INITS.items() if not i.knows_width]
       raise UserError(f'model.scheme = {self.scheme} scales the start with width, and model.init = {self.init} does so '
@@ -310,6 +313,9 @@ class RunConfig(Section):
   def check(self):
     for section in (self.data, self.train, self.eval):
       section.refuse_foreign(self.model.family)
+    if self.model.family == 'decoder' and not self.model.causal:
+      raise UserError('model.causal = False shows every position the token that it is to predict; a run on text needs '
+                      'model.causal = True.')
     if not self.train.epochs:  # epochs become steps when the rows are counted
       num_steps(self, num_rows=0)
 

@@ -20,7 +20,17 @@ def _info(workdir) -> dict:
   path = pathlib.Path(workdir) / 'run_info.json'
   if not path.is_file():
     raise UserError(f'{workdir} is not a run folder: it has no run_info.json.')
-  return json.loads(path.read_text())
+  return _json(path, workdir)
+
+
+def _json(path: pathlib.Path, workdir) -> dict:
+  try:
+    found = json.loads(path.read_text())
+  except ValueError:
+    found = None
+  if not isinstance(found, dict):
+    raise UserError(f'{path} is damaged; run the training command of {workdir} again.')
+  return found
 
 
 def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max_tokens: int | None = None,
@@ -37,6 +47,10 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max
     'accuracy' and 'images' take the place of the middle three.
   """
   trained_step, config = load_run_config(workdir, step)
+  if max_tokens is not None and config.model.family != 'decoder':
+    raise UserError(f'{workdir} is a model of images, which --max_tokens does not bound; a split is evaluated whole.')
+  if parity and config.model.family != 'decoder':
+    raise UserError(f"{workdir} is a model of images; --parity is the value of the authors' language models.")
   dataset = dataset_lib.open(config)
   wanted = _info(workdir)['corpus_hash']
   if dataset.hash != wanted:
@@ -75,6 +89,10 @@ def compare(workdirs, *, allow_different_corpora: bool = False) -> dict:
     raise UserError(f"{runs[0]['workdir']} and {other['workdir']} were trained on different corpora "
                     f"({runs[0]['corpus_hash'][:12]}, {other['corpus_hash'][:12]}); their losses do not compare. "
                     'Give --allow_different_corpora to print them all the same.')
+  other = next((r for r in runs if ('images' in r) != ('images' in runs[0])), None)
+  if other:
+    raise UserError(f"of {runs[0]['workdir']} and {other['workdir']} one is a model of text and one of images; their "
+                    'losses do not compare.')
   size = lambda r: r.get('tokens') or r['images']
   if len({size(r) for r in runs}) > 1 and not allow_different_corpora:
     other = next(r for r in runs if size(r) != size(runs[0]))
@@ -98,10 +116,9 @@ def _finished(workdir) -> dict:
   info, path = _info(workdir), pathlib.Path(workdir) / 'result.json'
   if not path.is_file():
     raise UserError(f'{workdir} is not finished: it has no result.json; run its pretrain command again.')
-  try:
-    result = json.loads(path.read_text())
-  except ValueError:
-    raise UserError(f'{path} is damaged; run the pretrain command of {workdir} again.') from None
+  result = _json(path, workdir)
+  if 'loss' not in result or not {'tokens', 'images'} & set(result):
+    raise UserError(f'{path} has no loss; run the training command of {workdir} again.')
   return {'workdir': str(workdir), 'corpus_hash': info['corpus_hash'], 'config': info['config'],
           **{k: result[k] for k in KEYS if k in result}}
 

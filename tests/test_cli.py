@@ -36,6 +36,7 @@ def test_help_lists_every_setting():
 @pytest.mark.parametrize('arguments, words', [
     ([], ['--config', 'must be given']),
     (['--config=quickstart'], ['--workdir', 'must be given']),
+    (['--config=quickstart:tinny'], ["'tinny'", "'tiny'"]),
     (['--config=llama_130'], ["'llama_130'", "'llama_130m'"]),
     (['--config=nowhere/x.py'], ['nowhere/x.py', 'does not exist']),
     (['--config=quickstart', '--config.model.schme=lns'], ['schme', "'scheme'"]),
@@ -77,6 +78,21 @@ def test_an_unknown_key_in_a_config_file_is_refused(tmp_path):
   assert run.returncode == 1 and "'optimizer'" in run.stderr and len(run.stderr.strip().splitlines()) == 1
 
 
+def test_a_config_file_with_a_mistake_of_its_own_is_named_with_it(tmp_path):
+  file = tmp_path / 'mine.py'
+  file.write_text('def get_config():\n  return undefined\n')
+  run = command(PRETRAIN, f'--config={file}', f'--workdir={tmp_path / "run"}')
+  assert run.returncode == 1
+  assert run.stderr.strip() == "error: the config file raised NameError: name 'undefined' is not defined"
+
+
+def test_help_may_be_cut_short_by_its_reader():
+  program = subprocess.Popen([sys.executable, str(ROOT / PRETRAIN), '--help'], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True)
+  program.stdout.close()
+  assert program.stderr.read() == '' and program.wait(timeout=60) == 0
+
+
 def test_a_run_folder_that_cannot_be_made_is_refused(tmp_path):
   (tmp_path / 'file').write_text('')
   run = command(PRETRAIN, '--config=quickstart:tiny', f'--workdir={tmp_path}/file/run')
@@ -90,6 +106,11 @@ def test_evaluate_and_compare_say_what_is_missing(tmp_path):
   assert run.returncode == 1 and 'run_info.json' in run.stderr
 
 
+def test_a_model_of_images_without_images_is_told_what_there_is(tmp_path):
+  run = command('experiments/vision.py', '--config=vit_s16', f'--workdir={tmp_path}')
+  assert run.returncode == 1 and 'data.source must be given' in run.stderr and '.npz' in run.stderr
+
+
 def test_the_last_line_is_one_json_object_without_nan():
   code = ('from lns_jax import cli\n'
           'from absl import flags\n'
@@ -101,6 +122,7 @@ def test_the_last_line_is_one_json_object_without_nan():
 @pytest.mark.parametrize('arguments, words', [
     (['--config=quickstart'], ['model.family = decoder', 'pretrain.py']),
     (['--config=vit_tiny', '--config.model.rope_base=5e5'], ['rope_base', 'model.family = decoder', 'pooling']),
+    (['--config=vit_tiny:digit'], ["'digit'", "'digits'"]),
     (['--config=vit_tiny', '--config.model.patch_size=5'], ['patch_size = 5', '28', '4 would']),
 ])
 def test_a_mistake_with_images_is_one_sentence_and_starts_nothing(arguments, words, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from lns_jax import advice
 from lns_jax import config as c
 from lns_jax.errors import UserError
+from lns_jax.layers import schemes
 
 
 def build(**groups):
@@ -44,6 +45,9 @@ VIT = {'family': 'vit', 'causal': False}
     ({'model': {'bias': 'qk'}}, ['model.bias', "'qk'", 'none', 'qkv', 'all']),
     ({'model': {'qk_norm': 'heads'}}, ['model.qk_norm', "'heads'", "'head'", 'full']),
     ({'model': {'clip_qkv': -1.0}}, ['model.clip_qkv', 'at least 0']),
+    ({'model': {'causal': False}}, ['model.causal = False', 'the token that it is to predict']),
+    ({'model': {'scheme': 'group_ln', 'norm': 'layernorm', 'd_model': 8, 'num_heads': 2, 'norm_groups': 8}},
+     ['norm_groups = 8', 'leaves 0']),
     ({'model': {'sliding_window': 4, 'causal': False}}, ['sliding_window = 4', 'causal = True', 'only 0']),
     ({'model': {'family': 'bert'}}, ['model.family', "'bert'", 'decoder', 'vit']),
     ({'model': {'family': 'vit'}}, ['model.family = vit', 'model.causal', 'only False']),
@@ -164,7 +168,7 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
   by_type = {bool: not field.default, int: 24, float: 2.0 if field.metadata['above'] == 1.0 else 0.5, str: '1M'}
   changed = list(choices)[-1] if choices else by_type.get(field.type, (3, 5))
   values['model'] |= {**VIT, 'image_size': 48, 'patch_size': 24} if field.metadata['family'] == 'vit' else {}
-  values['model'] |= VIT if path[-1] == 'family' else {}
+  values['model'] |= VIT if path[-1] in ('family', 'causal') else {}
   other[path[-1]] = changed
   values['model'] |= {'num_layers': 2} if path[-1] == 'layer_ids' else {}
   values['model'] |= {'num_layers': 24} if path[-1] == 'mix_count' else {}
@@ -208,6 +212,28 @@ def test_mix_without_post_layers_is_said():
   assert not advice.warnings(build(model={'scheme': 'mix', 'num_layers': 3, 'mix_count': 1}, train={'steps': 1}))
 
 
+@pytest.mark.parametrize('model, words', [
+    ({'scheme': 'prores', 'num_layers': 4}, 'after 12 updates the branches of layer 4 have come to 0.3% of their size; 3 or'),
+    ({'scheme': 'mix', 'num_layers': 4, 'mix_count': 1, 'mix_fraction': 0.5}, 'mix_fraction = 0.5, which is not read'),
+    ({'scheme': 'mix', 'num_layers': 4, 'mix_count': 4}, 'all 4 layers Post-LN is post'),
+])
+def test_what_a_scheme_cannot_do_as_set_is_said(model, words):
+  (warning,) = advice.warnings(build(model=model, train={'steps': 12}))
+  assert words in warning
+
+
+def test_a_ramp_that_ends_within_the_run_is_fine():
+  assert not advice.warnings(build(model={'scheme': 'prores', 'num_layers': 4, 'prores_steps': 3}, train={'steps': 12}))
+
+
+@pytest.mark.parametrize('scheme', schemes.SCHEMES)
+def test_an_exponent_that_no_factor_reads_is_said(scheme):
+  read = {'lns', 'lns_init', 'lns_learned', 'lns_stabilised', 'branch_lns', 'lns_before', 'lns_after_sum', 'res_norm_lns'}
+  found = [w for w in advice.warnings(build(model={'scheme': scheme, 'p_attn': 0.25}, train={'steps': 1}))
+           if 'p_attn = 0.25' in w and 'change nothing' in w]
+  assert len(found) == (scheme not in read)
+
+
 def test_the_stabilised_factor_says_that_two_layers_share_it():
   (warning,) = advice.warnings(build(model={'scheme': 'lns_stabilised'}, train={'steps': 1}))
   assert 'layers 1 and 2 the same factor' in warning
@@ -237,7 +263,8 @@ def test_settings_of_learned_factors_without_any_are_said():
 
 
 def test_what_does_not_shrink_branches_gets_no_warning_with_a_depth_scaled_start():
-  quiet = ({'scheme': 'lns_before'}, {'scheme': 'lns', 'p_attn': 0.0}, {'scheme': 'sandwich'})
+  none = {'p_attn': 0.0, 'p_mlp': 0.0}
+  quiet = ({'scheme': 'lns_before'}, {'scheme': 'lns', **none}, {'scheme': 'branch_lns', **none}, {'scheme': 'sandwich'})
   for model in quiet:
     assert not advice.warnings(build(model={**model, 'init': 'scaled'}, train={'steps': 1}))
   assert advice.warnings(build(model={'scheme': 'branch_lns', 'init': 'scaled'}, train={'steps': 1}))

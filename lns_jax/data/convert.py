@@ -53,6 +53,17 @@ class Piece:
   last: bool
 
 
+def with_ends(piece: Piece, bos: int | None, eos: int | None) -> np.ndarray:
+  """A piece's ids, behind BOS where it starts a document and before EOS where it ends one; None: no such token."""
+  ids = piece.ids
+  starts = ids.size and ids[0] == bos  # token shards may carry theirs
+  if piece.first and bos is not None and not starts:
+    ids = np.concatenate([np.array([bos], np.int32), ids])
+  if piece.last and eos is not None:
+    ids = np.concatenate([ids, np.array([eos], np.int32)])
+  return ids
+
+
 class _Split:
   """One split of one part: completes its documents, packs them, writes its file, counts."""
 
@@ -67,12 +78,7 @@ class _Split:
 
   def add(self, piece: Piece) -> bool:
     """Takes the next piece; False: it is not taken, since it or one before it did not fit the budget."""
-    ids = piece.ids
-    starts = ids.size and ids[0] == self._bos  # token shards may carry theirs
-    if piece.first and self._bos is not None and not starts:
-      ids = np.concatenate([np.array([self._bos], np.int32), ids])
-    if piece.last and self._eos is not None:
-      ids = np.concatenate([ids, np.array([self._eos], np.int32)])
+    ids = with_ends(piece, self._bos, self._eos)
     # Documents of a part with a budget are short, so that each is one piece.
     size = self._packer.predictions(len(ids))
     if size > self._left:
@@ -121,21 +127,22 @@ def convert(index: int, part: readers.Part, job: Job) -> dict[str, dict[str, int
   tokenizer = _tokenizer(job.folder)
   splits = {s: _Split(part_file(job.folder, index, s), part.budget, job, tokenizer) for s in SPLITS}
   dropped = Counter(empty=0, non_utf8=0, over_budget=0)
-  for piece in _encoded(part, job, tokenizer, dropped):
+  for piece in encoded(part, job.options, job.validation_fraction, tokenizer, dropped):
     dropped['over_budget'] += not splits[piece.split].add(piece)
   counts = {s: to.close() for s, to in splits.items()} | {'dropped': dict(dropped)}
   files.write_json(done, counts)
   return counts
 
 
-def _encoded(part: readers.Part, job: Job, tokenizer, dropped: Counter) -> Iterator[Piece]:
+def encoded(part: readers.Part, options: readers.Options, validation_fraction: float, tokenizer: tokenizers.Tokenizer,
+            dropped: Counter) -> Iterator[Piece]:
   """The part's documents as ids, tokenised many at a time, long documents in pieces."""
   waiting, size = [], 0
   to_pieces = _id_pieces if part.slices[0].kind == 'tokens' else tokenizer.pieces
-  for document in readers.read(part, job.options, dropped):
-    split = part.split or split_of(document.id, job.validation_fraction)
+  for document in readers.read(part, options, dropped):
+    split = part.split or split_of(document.id, validation_fraction)
     empty = True
-    for content, first, last in _with_ends(_not_blank(to_pieces(document.chunks))):
+    for content, first, last in _ends_known(_not_blank(to_pieces(document.chunks))):
       empty = False
       waiting.append((split, content, first, last, document.id))
       size += len(content)
@@ -177,7 +184,7 @@ def _not_blank(pieces: Iterable[str | np.ndarray]) -> Iterator[str | np.ndarray]
       yield from pieces
 
 
-def _with_ends(items: Iterable) -> Iterator[tuple]:
+def _ends_known(items: Iterable) -> Iterator[tuple]:
   """(item, is first, is last)."""
   previous, first = None, True
   for item in items:

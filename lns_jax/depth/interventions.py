@@ -121,7 +121,7 @@ def run(config: ModelConfig, params, batches, plan: Plan, *, removed=(), maps=No
   baseline, change = Mean(seed), Mean(seed)
   for number, batch in enumerate(batches):
     if score_fn is None:
-      batch = {k: batch[k] for k in (*INPUTS, 'targets', 'labels', 'weights') if k in batch}
+      batch = {k: batch[k] for k in (*INPUTS, 'targets', 'labels') if k in batch}
     key = jax.random.fold_in(jax.random.key(seed), number)
     whole, changed, weight = jax.device_get(_scores(config, kinds, score_fn, params, batch, plan, mask, maps, key))
     if not np.all(np.isfinite(whole)):

@@ -234,33 +234,88 @@ def layers_over_steps(steps: Sequence[float], values, ids: Sequence[int], ylabel
 
 
 @styled()
-def heat_map(angular, ids: Sequence[int], *, title: str = '', top: float | None = None) -> Figure:
-  """Angular distances, raw; cells where l + n > L + 1 are blank.
+def heat_map(values, ids: Sequence[int], *, title: str = '', label: str = 'angular distance', top: float | None = None,
+             ylabel: str = 'n layers on', symlog: bool = False) -> Figure:
+  """A value for each layer l and each n; cells that are NaN are blank.
 
   Args:
-    angular: [L, L], entry [n - 1, l - 1] between what enters layer l and what enters layer l + n.
+    values: [N, L], entry [n - 1, l - 1]: angular distances of what enters layer l from what enters layer l + n, or
+      costs of n layers from l on.
     top: value of the darkest colour, to be shared by the figures that are compared.
+    symlog: colours linear up to 1 and logarithmic beyond, negative values as 0.
   """
   figure, axes = _new(title)
-  angular, L = floats(angular), len(ids)
-  shown = limits(angular)
+  values, L = floats(values), len(ids)
+  shown = limits(values)
   top = top or (shown[1] if shown else 0.0) or 1.0
   colors = matplotlib.colormaps[ANGLE_COLORS].with_extremes(bad=NOT_MEASURED)
-  image = axes.imshow(angular, origin='lower', extent=(0.5, L + 0.5, 0.5, L + 0.5), vmin=0, vmax=top, cmap=colors,
+  scale = matplotlib.colors.SymLogNorm(1.0, vmin=0, vmax=max(top, 1.1)) if symlog else \
+      matplotlib.colors.Normalize(0, top)
+  image = axes.imshow(values, origin='lower', extent=(0.5, L + 0.5, 0.5, len(values) + 0.5), norm=scale, cmap=colors,
                       aspect='auto')
   axes.grid(False)
   _layer_axis(axes, ids)
   axes.set_xlabel('layer l')
-  axes.set_ylabel('n layers on')
-  axes.set_yticks(_ticks(L))
-  bar = figure.colorbar(image, ax=axes, label='angular distance', pad=0.02)
+  axes.set_ylabel(ylabel)
+  axes.set_yticks(_ticks(len(values)))
+  bar = figure.colorbar(image, ax=axes, label=label, pad=0.02)
   bar.ax.yaxis.set_major_formatter(_plain_number)
   return figure
 
 
 @styled()
+def square(values, *, title: str = '', label: str = '', diverging: bool = False, axis: str = '',
+           ticks: Sequence[str] | None = None) -> Figure:
+  """A square matrix, its first entry at the top left (similarities, Jacobians).
+
+  Args:
+    diverging: blue to red around 0, cut at the 99.5th percentile of the sizes; else 0 to the largest.
+    axis: name of both axes. ticks: names of the entries; their numbers from 1 otherwise.
+  """
+  figure, axes = _new(title)
+  values = floats(values)
+  top = float(np.nanpercentile(np.abs(values), 99.5)) or 1.0
+  image = axes.imshow(values, cmap='RdBu_r' if diverging else ANGLE_COLORS, vmin=-top if diverging else None,
+                      vmax=top if diverging else None, aspect='equal')
+  axes.grid(False)
+  kept = _thin(len(values), 7)
+  names = [ticks[i] if ticks else str(i + 1) for i in kept]
+  axes.set_xticks(kept, names)
+  axes.set_yticks(kept, names)
+  axes.set_xlabel(axis)
+  axes.set_ylabel(axis)
+  bar = figure.colorbar(image, ax=axes, label=label, pad=0.02)
+  bar.ax.yaxis.set_major_formatter(_plain_number)
+  return figure
+
+
+@styled()
+def pareto(curves: Mapping[str, tuple[Sequence[int], Band] | None], ylabel: str, *, title: str = '') -> Figure:
+  """Loss against the number of layers kept, one line a model, from the whole model on the right to the last layer.
+
+  curves: name -> (layers kept, their values with intervals).
+  """
+  figure, axes = _new(title, list(curves))
+  handles, everything = {}, []
+  for i, (name, curve) in enumerate(curves.items()):
+    if curve is None:
+      continue
+    kept, band = curve
+    handles[name] = axes.plot(kept, floats(band.value), marker='o', markersize=2.5, **look(i))[0]
+    axes.fill_between(kept, floats(band.low), floats(band.high), color=look(i)['color'], alpha=0.25, linewidth=0)
+    everything += list(band)
+  _scale(axes, limits(*everything))
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(8, integer=True))
+  axes.set_xlabel('layers kept')
+  axes.set_ylabel(ylabel)
+  if handles:
+    _legend(figure, list(handles.values()), list(handles))
+  return figure
+
+
+@styled()
 def removal_bars(percent: Band, ids: Sequence[int], *, index: int = 0, title: str = '',
-                 shown: tuple[float, float] | None = None) -> Figure:
+                 shown: tuple[float, float] | None = None, xlabel: str = 'removed layer') -> Figure:
   """Rise of the loss without each layer, in percent of the whole model's loss, intervals as whiskers.
 
   The first layer of a language model often outweighs the others a hundredfold: the axis is linear up to 1%,
@@ -286,7 +341,7 @@ def removal_bars(percent: Band, ids: Sequence[int], *, index: int = 0, title: st
   axes.yaxis.set_minor_locator(ticker.NullLocator())
   axes.set_ylabel('rise of the loss, %')
   _layer_axis(axes, ids)
-  axes.set_xlabel('removed layer')
+  axes.set_xlabel(xlabel)
   return figure
 
 

@@ -1,17 +1,71 @@
-"""depth.json: what the depth measures found, as plain JSON values."""
+"""What the depth measures found: as plain JSON values, and as files that a later run can go on from."""
+
+import json
+import os
+import pathlib
+import zipfile
+
+import numpy as np
 
 from lns_jax import files
 from lns_jax.config import ModelConfig
 from lns_jax.depth.estimate import Estimate
 
+MOST_ENTRIES = 20_000  # larger arrays, such as a Jacobian, are in the .npz files alone
+PARTS = ('value', 'low', 'high')
 
-def make(model: str, config: ModelConfig, estimates: dict[str, Estimate]) -> dict:
+
+def make(model: str, config: ModelConfig, found: dict) -> dict:
   """{'model', 'layers', 'layer_ids', 'tokens', measure: values, 'intervals': {measure: {'low', 'high'}}}.
 
   'variance' [L + 1], 'angular' L x L with angular[n - 1][l - 1] and null where l + n > L + 1, 'layer_drop' [L]
   in nats per token, 'block_influence' [L], 'baseline' []; intervals are 95 % over sequences.
+
+  Args:
+    found: name -> Estimate, or a plain value. 'tokens' are those of the variance, or of what saw most without it.
   """
-  intervals = {name: {'low': files.finite(e.low), 'high': files.finite(e.high)} for name, e in estimates.items()}
-  return {'model': model, 'layers': config.num_layers, 'layer_ids': list(config.layer_ids),
-          'tokens': int(max(e.tokens for e in estimates.values())),
-          **{name: files.finite(e.value) for name, e in estimates.items()}, 'intervals': intervals}
+  values, intervals = {}, {}
+  for name, value in found.items():
+    number = value.value if isinstance(value, Estimate) else value
+    if np.size(number) > MOST_ENTRIES:
+      continue
+    values[name] = files.finite(number)
+    if isinstance(value, Estimate):
+      intervals[name] = {'low': files.finite(value.low), 'high': files.finite(value.high)}
+  weights = {name: e.tokens for name, e in found.items() if isinstance(e, Estimate)}
+  tokens = weights.get('variance', max(weights.values(), default=0))
+  return {'model': model, 'layers': config.num_layers, 'layer_ids': list(config.layer_ids), 'tokens': int(tokens),
+          **values, 'intervals': intervals}
+
+
+def save(path: pathlib.Path, found: dict, about: dict):
+  """Writes what one measure found, and what it was taken on, to an .npz file: whole or not at all."""
+  arrays, plain, tokens = {}, {}, {}
+  for name, value in found.items():
+    if isinstance(value, Estimate):
+      arrays |= {f'{name}.{part}': getattr(value, part) for part in PARTS}
+      tokens[name] = value.tokens
+    elif isinstance(value, np.ndarray):
+      arrays[name] = value
+    else:
+      plain[name] = files.finite(value)
+  head = json.dumps({'about': about, 'tokens': tokens, 'plain': plain})
+  partial = path.with_name(path.name + '.tmp')
+  with open(partial, 'wb') as file:
+    np.savez_compressed(file, head=np.array(head), **arrays)
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(partial, path)
+
+
+def load(path: pathlib.Path) -> tuple[dict, dict] | None:
+  """(found, about) as `save` wrote them; None where there is no such file, or a damaged one."""
+  try:
+    with np.load(path) as saved:
+      head = json.loads(str(saved['head']))
+      names = [n for n in saved.files if n != 'head' and n.rpartition('.')[0] not in head['tokens']]
+      found = {name: Estimate(*(saved[f'{name}.{part}'] for part in PARTS), tokens)
+               for name, tokens in head['tokens'].items()}
+      return found | {n: saved[n] for n in names} | head['plain'], head['about']
+  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    return None

@@ -12,6 +12,22 @@ from lns_jax.depth.interventions import Plan, ScoreFn
 from lns_jax.errors import UserError
 
 
+SMALL = 0.01  # rise of the loss, relative to the whole model's, below which layers count as removable
+
+
+def removable(rise, baseline) -> np.ndarray:
+  """Number of entries along the last axis of `rise` that are below SMALL of the baseline: [..., L], [...] -> [...]."""
+  return np.sum(rise < SMALL * baseline[..., None], axis=-1).astype(float)
+
+
+def last_third(rise) -> np.ndarray:
+  """Share of the last third of the layers (L // 3 of them, at least one) in all rises above 0: [..., L] -> [...]."""
+  costs = np.maximum(rise, 0)
+  L = rise.shape[-1]
+  with np.errstate(invalid='ignore', divide='ignore'):
+    return np.sum(costs[..., L - max(L // 3, 1):], axis=-1) / np.sum(costs, axis=-1)
+
+
 def _spare(config: ModelConfig):
   if config.num_layers < 2:
     raise UserError('a model with one layer has no layer to spare: removal needs two or more.')
@@ -27,7 +43,8 @@ def layer_drop(config: ModelConfig, params, batches, *, score_fn: ScoreFn | None
 
   Returns:
     'baseline' []: loss of the whole model, nats per token or image. 'layer_drop' [L]: loss without layer l minus the
-    baseline; exactly 0 for a layer that does nothing.
+    baseline; exactly 0 for a layer that does nothing. 'removable' []: number of layers that, removed alone, raise the
+    loss by less than SMALL. 'last_third' []: share of the last third of the layers in the sum of the rises above 0.
 
   Raises:
     UserError: no batch, or a model with a single layer.
@@ -36,7 +53,9 @@ def layer_drop(config: ModelConfig, params, batches, *, score_fn: ScoreFn | None
   at = np.arange(config.num_layers)
   plan = Plan.of('skip', at, at + 1)
   baseline, change = interventions.run(config, params, batches, plan, score_fn=score_fn, seed=seed)
-  return {'baseline': baseline.estimate(), 'layer_drop': change.estimate()}
+  return {'baseline': baseline.estimate(), 'layer_drop': change.estimate(),
+          'removable': change.estimate(lambda each: removable(each, baseline.each())),
+          'last_third': change.estimate(last_third)}
 
 
 def sublayer_drop(config: ModelConfig, params, batches, *, score_fn: ScoreFn | None = None,
@@ -80,6 +99,7 @@ class Pruned(typing.NamedTuple):
   order: tuple[int, ...]
   rise: Estimate
   baseline: Estimate
+  prunable: Estimate
 
 
 def prune(config: ModelConfig, params, batches, *, most: int | None = None, score_fn: ScoreFn | None = None,
@@ -96,6 +116,7 @@ def prune(config: ModelConfig, params, batches, *, most: int | None = None, scor
 
   Returns:
     order: the layers' own ids. rise [most]: loss without the first 1, 2, ... of them minus that of the whole model.
+    prunable []: how many of them can go before the rise reaches SMALL for the first time.
   """
   _spare(config)
   L = config.num_layers
@@ -112,5 +133,7 @@ def prune(config: ModelConfig, params, batches, *, most: int | None = None, scor
     removed.append(int(left[best]))
     rises.append(total[:, best])
     done([config.layer_ids[i] for i in removed])
-  return Pruned(tuple(config.layer_ids[i] for i in removed),
-                Estimate.of(np.stack(rises, axis=1), baseline.tokens), baseline.estimate())
+  each = np.stack(rises, axis=1)
+  small = np.cumprod(each < SMALL * baseline.each()[:, None], axis=1).sum(axis=1).astype(float)
+  return Pruned(tuple(config.layer_ids[i] for i in removed), Estimate.of(each, baseline.tokens), baseline.estimate(),
+                Estimate.of(small, baseline.tokens))

@@ -16,8 +16,8 @@ from lns_jax.layers.norms import wide
 from lns_jax.models import transformer
 
 
-# What a model reads of a batch.
-INPUTS = ('tokens', 'segment_ids', 'images')
+# What a model reads of a batch, and which of it is padding (of images the weights say).
+INPUTS = ('tokens', 'segment_ids', 'images', 'weights')
 
 
 def unit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -125,6 +125,30 @@ def _check(config: ModelConfig, sums, sequences: int):
       raise UserError(f'the output of {place} is not finite at token {position} of sequence {sequences + row}.')
 
 
+def means(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: bool = True, seed: int = 0) -> dict[str, Mean]:
+  """What `profile` is made of, with its replicates; of ratios the mean is of squares."""
+  if tokens not in TOKENS:
+    raise UserError(f"tokens is {tokens!r}; it is one of {', '.join(TOKENS)}.")
+  found = collections.defaultdict(lambda: Mean(seed))
+  for batch in batches:
+    batch = {k: batch[k] for k in INPUTS if k in batch}
+    sums = jax.device_get(_sums(config, params, batch, tokens, cls))
+    _check(config, sums, found['variance'].sequences)
+    L = config.num_layers
+    found['variance'].add(sums['variance'], sums['tokens'])
+    found['angular'].add(sums['angles'][:, :, :-1], sums['counts'][:, :, :-1])
+    found['block_influence'].add(sums['influences'][:, 0, :-1], sums['counts'][:, 0, :-1])
+    pairs = sums['tokens'] * (L * (L + 1) / 2)
+    found['zero_vectors'].add(pairs - np.sum(sums['counts'], axis=(1, 2)), pairs)
+    for sub in schemes.SUBLAYERS:
+      found[f'{sub}_ratio'].add(sums[f'{sub}_branch'], sums[f'{sub}_x'])
+    for name in (*schemes.SUBLAYERS, 'layer'):
+      found[f'{name}_cosine'].add(sums[f'{name}_cosine'], sums[f'{name}_count'])
+  if not found['variance'].sequences:
+    raise UserError('there are no batches to measure on.')
+  return found
+
+
 def profile(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: bool = True,
             seed: int = 0) -> dict[str, Estimate]:
   """All state measures in one forward pass over the batches.
@@ -149,32 +173,14 @@ def profile(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: b
   Raises:
     UserError: no batch, no token with a non-zero state, or a state that is not finite (naming layer and token).
   """
-  if tokens not in TOKENS:
-    raise UserError(f"tokens is {tokens!r}; it is one of {', '.join(TOKENS)}.")
-  means = collections.defaultdict(lambda: Mean(seed))
-  for batch in batches:
-    batch = {k: batch[k] for k in INPUTS if k in batch}
-    sums = jax.device_get(_sums(config, params, batch, tokens, cls))
-    _check(config, sums, means['variance'].sequences)
-    L = config.num_layers
-    means['variance'].add(sums['variance'], sums['tokens'])
-    means['angular'].add(sums['angles'][:, :, :-1], sums['counts'][:, :, :-1])
-    means['block_influence'].add(sums['influences'][:, 0, :-1], sums['counts'][:, 0, :-1])
-    pairs = sums['tokens'] * (L * (L + 1) / 2)
-    means['zero_vectors'].add(pairs - np.sum(sums['counts'], axis=(1, 2)), pairs)
-    for sub in schemes.SUBLAYERS:
-      means[f'{sub}_ratio'].add(sums[f'{sub}_branch'], sums[f'{sub}_x'])
-    for name in (*schemes.SUBLAYERS, 'layer'):
-      means[f'{name}_cosine'].add(sums[f'{name}_cosine'], sums[f'{name}_count'])
-  if not means['variance'].sequences:
-    raise UserError('there are no batches to measure on.')
+  found = means(config, params, batches, tokens=tokens, cls=cls, seed=seed)
   root = lambda name: np.sqrt if name.endswith('_ratio') else lambda each: each
-  estimates = {name: mean.estimate(root(name)) for name, mean in means.items()}
+  estimates = {name: mean.estimate(root(name)) for name, mean in found.items()}
   if not estimates['angular'].tokens:
     raise UserError('no valid tokens: every state is padding or a zero vector.')
-  cosine = np.mean([means[f'{name}_cosine'].each() for name in (*schemes.SUBLAYERS, 'layer')], axis=0)
+  cosine = np.mean([found[f'{name}_cosine'].each() for name in (*schemes.SUBLAYERS, 'layer')], axis=0)
   return estimates | effective.estimates('cosine', effective.by_cosine(cosine), config.num_layers,
-                                         means['layer_cosine'].tokens)
+                                         found['layer_cosine'].tokens)
 
 
 def variance(config: ModelConfig, params, batches, **kwargs) -> Estimate:

@@ -9,6 +9,7 @@ from lns_jax.layers import param
 from lns_jax.models import loss
 
 INPUT = 'tokens'  # what a batch calls the model's input, int32 [B, T]
+UNIT = 'tokens'  # what a loss is a mean over
 
 
 class Table(nn.Module):
@@ -56,14 +57,14 @@ def real_tokens(config: config_lib.ModelConfig, batch) -> jax.Array:
 def row_losses(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, batch) -> tuple[jax.Array, jax.Array]:
   """(summed loss of each row [B], its weight [B]); batch: with 'targets' [B, T]."""
   w_BT = loss.weights(batch)
-  losses_BT = loss.token_losses(logits(config, params, normed_BTD), batch['targets'], w_BT)
+  losses_BT = loss.token_losses(logits(config, params, normed_BTD), loss.answers(batch, 'targets'), w_BT)
   return jnp.sum(losses_BT, axis=-1), jnp.sum(w_BT, axis=-1)
 
 
 def summed_loss(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, batch, chunk: int = 0):
   """(summed loss, weight) of a batch. chunk: positions whose logits exist at a time, see `loss.summed_loss`."""
   w_BT = loss.weights(batch)
-  total = loss.summed_loss(normed_BTD, head_table(config, params), batch['targets'], w_BT, chunk)
+  total = loss.summed_loss(normed_BTD, head_table(config, params), loss.answers(batch, 'targets'), w_BT, chunk)
   return total, jnp.sum(w_BT)
 
 

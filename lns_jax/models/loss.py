@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from lns_jax.errors import UserError
 from lns_jax.layers import param
 
 
@@ -34,6 +35,13 @@ def real_tokens(batch) -> jax.Array:
   if 'segment_ids' in batch:
     return (batch['segment_ids'] > 0).astype(jnp.float32)
   return jnp.ones(batch['tokens'].shape, jnp.float32)
+
+
+def answers(batch, name: str) -> jax.Array:
+  """batch[name], int32: what is to be predicted. Raises UserError when the batch has none."""
+  if name not in batch:
+    raise UserError(f'a loss needs {name!r}, what is to be predicted, but the batch has {sorted(batch)}.')
+  return batch[name]
 
 
 def mean(total, weight):

@@ -19,6 +19,7 @@ from lns_jax.layers import param
 from lns_jax.models import loss
 
 INPUT = 'images'  # what a batch calls the model's input, float [B, S, S, C]
+UNIT = 'images'  # what a loss is a mean over
 CLS_STD = 1e-6
 
 
@@ -95,7 +96,7 @@ def real_tokens(config: config_lib.ModelConfig, batch) -> jax.Array:
 def row_losses(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, batch) -> tuple[jax.Array, jax.Array]:
   """(cross-entropy of each image times its weight [B], its weight [B]); batch: with 'labels' [B]."""
   w_B = weights(batch)
-  return loss.token_losses(logits(config, params, normed_BTD), batch['labels'], w_B), w_B
+  return loss.token_losses(logits(config, params, normed_BTD), loss.answers(batch, 'labels'), w_B), w_B
 
 
 def summed_loss(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, batch, chunk: int = 0):
@@ -106,7 +107,7 @@ def summed_loss(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, b
 
 def scores(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, batch) -> dict[str, jax.Array]:
   """Sums of an evaluation besides the loss: 'correct', the weight of images whose highest logit is their label."""
-  right = jnp.argmax(logits(config, params, normed_BTD), axis=-1) == batch['labels']
+  right = jnp.argmax(logits(config, params, normed_BTD), axis=-1) == loss.answers(batch, 'labels')
   return {'correct': jnp.sum(right * weights(batch))}
 
 

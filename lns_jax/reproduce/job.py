@@ -11,7 +11,7 @@ import threading
 
 from lns_jax import cli, files
 from lns_jax import config as config_lib
-from lns_jax.errors import Diverged
+from lns_jax.errors import Diverged, UserError
 
 RECORD = 'record.json'
 ABOUT = ('corpus_hash', 'commit', 'versions', 'hardware', 'time')  # what a record has from run_info.json
@@ -29,7 +29,11 @@ def train(config: dict, folder: str, said: dict) -> dict:
   folder = pathlib.Path(folder)
   try:
     result = loop.train(config_lib.from_dict(config_lib.RunConfig, config), folder)
-    last = [r for r in log.read(folder / 'metrics.jsonl') if 'variance' in r][-1]
+    logged = [r for r in log.read(folder / 'metrics.jsonl') if 'variance' in r]
+    if not logged:
+      raise UserError(f'{folder} is a finished run without its metrics.jsonl; remove that folder and run the command '
+                      'again.')
+    last = logged[-1]
     found = {'diverged': False, 'variance': last['variance'], **{k: result[k] for k in (
         'loss', 'perplexity', 'bits_per_byte', 'tokens', 'train_loss', 'train_tokens', 'params', 'seconds')}}
   except Diverged as e:

@@ -22,6 +22,19 @@ def read(folder: pathlib.Path) -> dict | None:
   return record if isinstance(record, dict) else None
 
 
+EVERY = {'arm', 'rate', 'seed', 'cores', 'diverged', 'loss', 'corpus_hash', 'commit'}
+FINISHED = {'tokens', 'params', 'variance'}
+
+
+def of_run(folder: pathlib.Path) -> dict | None:
+  """The record of a run, as `read`; None also where it lacks what the table reads."""
+  record = read(folder)
+  if record is None or not EVERY <= set(record):
+    return None
+  whole = record['diverged'] is True or isinstance(record['loss'], float) and FINISHED <= set(record)
+  return record if whole else None
+
+
 def of(folder: pathlib.Path) -> dict:
   """The record of a job that ended well. Raises UserError where it cannot be read."""
   record = read(folder)

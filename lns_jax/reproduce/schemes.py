@@ -95,6 +95,8 @@ def base(scale: str, data: dict) -> RunConfig:
 def choose(names: list[str] | None) -> list[str]:
   """The arms to run: all, or pre and those named, in the table's order. Raises UserError for unknown ones."""
   known = plan.arms()
+  if names is not None and not any(names):
+    raise UserError('--schemes names no row; leave it out for all of them.')
   for name in names or ():
     if name not in known:
       raise UserError(f'--schemes names {name!r}, which is no row of this table.{nearest(name, known)}')
@@ -134,10 +136,12 @@ def load(table: Table) -> dict[plan.Spec, dict]:
   """Records of all runs that the folder holds, checked against the table."""
   found = {}
   for folder in sorted((table.workdir / 'runs').glob('*/')):
-    record = records.read(folder)
+    record = records.of_run(folder)
     if record is None or record['arm'] not in table.arms:
       continue
     spec = plan.Spec(record['arm'], record['rate'], record['seed'])
+    if folder.name != spec.name:
+      raise UserError(f'{folder} holds the record of {spec.name}; remove that folder, or give it its name back.')
     records.check(folder, record, config_lib.to_dict(table.config(spec)), table.cores)
     found[spec] = record
   records.check_corpus(found.values())
@@ -234,8 +238,8 @@ def _show(bar: tqdm.tqdm, names: list[str]):
 
 def write(table: Table, found: dict, speeds: dict) -> dict:
   """Writes schemes.json, schemes.md and schemes.png of what is known, and returns the first."""
-  summary = files.finite(schemes_summary.summary(table.scale, table.base, table.arms, found, losses(found), speeds,
-                                                 table.command({s.arm for s in found})))
+  summary = files.finite(schemes_summary.summary(table.scale, table.base, table.arms, table.chosen, found, losses(found),
+                                                 speeds, table.command({s.arm for s in found})))
   files.write_json(table.workdir / 'schemes.json', summary)
   files.write_text(table.workdir / 'schemes.md', schemes_page.page(summary))
   schemes_plot.save(table.workdir / 'schemes.png', summary)

@@ -19,7 +19,7 @@ def docs_table(summary: dict) -> str:
 def page(summary: dict) -> str:
   """schemes.md: the table and how it was made."""
   missing = summary['missing_runs']
-  head = f'{missing} runs are still to come.\n\n' if missing else ''
+  head = f'About {missing} runs are still to come.\n\n' if missing else ''
   return f'# Schemes at scale {summary["scale"]}\n\n{head}{docs_table(summary)}\n{notes(summary)}'
 
 

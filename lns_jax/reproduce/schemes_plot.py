@@ -78,7 +78,9 @@ def _difference_axis(axes, rows: list[dict]):
 
 
 def save(path: pathlib.Path, summary: dict):
-  """Writes the picture so that it is either whole or as before."""
+  """Writes the picture so that it is either whole or as before; none while it would be empty."""
+  if not any(r['tuned'].get('difference') or r['tuned'].get('diverged') for r in summary['rows']):
+    return
   partial = path.with_name(f'.{path.name}')
   with matplotlib.rc_context({'font.family': 'sans-serif'}):
     figure(summary).savefig(partial, format='png', dpi=160)

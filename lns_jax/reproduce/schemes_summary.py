@@ -15,21 +15,26 @@ KEPT = ('arm', 'rate', 'seed', 'diverged', 'reason', 'loss', 'perplexity', 'bits
         'params', 'train_tokens', 'seconds', 'commit')
 
 
-def summary(scale: str, base: RunConfig, arms: dict[str, dict], found: dict, losses: dict, speeds: dict,
-            command: str) -> dict:
+def summary(scale: str, base: RunConfig, arms: dict[str, dict], chosen: list[str], found: dict, losses: dict,
+            speeds: dict, command: str) -> dict:
   """schemes.json.
 
   Args:
-    base: settings that all runs share. arms: {arm: its settings}. found: records by Spec. losses: by Spec.
+    base: settings that all runs share. arms: {arm: its settings}. chosen: those to run. found: records by Spec. losses: by Spec.
     speeds: {arm: `job.speed`}. command: what makes this table.
   """
   names, common = [a for a in arms if any(s.arm == a for s in found)], base.optimizer.lr
   return {'item': 'schemes', 'scale': scale, 'common_rate': common,
           'rows': [_row(a, arms[a], common, found, losses, speeds.get(a)) for a in names],
-          'missing_runs': len([s for s in plan.wanted(names, common, losses) if s not in found]),
+          'missing_runs': _missing([a for a in arms if a in names or a in chosen], common, found, losses),
           'runs': [{k: r.get(k) for k in KEPT} for _, r in sorted(found.items())],
           'settings': config_lib.to_dict(base), 'own_settings': own_settings(base.model, [arms[a] for a in names]),
           'command': command, **_header(found)}
+
+
+def _missing(names: list[str], common: float, found: dict, losses: dict) -> int:
+  """How many runs are to come, as far as the losses tell."""
+  return plan.expected(names, common, losses) - sum(s in found for s in plan.wanted(names, common, losses))
 
 
 def own_settings(model: ModelConfig, arms: list[dict]) -> list[dict]:

@@ -48,7 +48,7 @@ def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'valid
 
   Returns:
     'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens', 'bytes', or 'loss' nats per image, 'accuracy'
-    (top-1) and 'images'; and 'paper_loss': the authors' mean of batch means over n + 1 instead of n batches
+    (top-1) and 'images'; and of text 'paper_loss': the authors' mean of batch means over n + 1 instead of n batches
     (paper.md 6.4), which does depend on `rows`.
   """
   sums, means = {}, []
@@ -70,9 +70,8 @@ def perplexity(loss: float) -> float:
 def summary(sums: dict[str, float], batch_means: list[float]) -> dict[str, float]:
   """Numbers of an evaluation from its sums of 'loss' in nats, 'weight', and 'bytes' or 'correct'; and batch means."""
   loss, count = sums['loss'] / sums['weight'], int(sums['weight'])
-  found = {'loss': loss, 'paper_loss': sum(batch_means) / (len(batch_means) + 1)}
   if 'correct' in sums:
-    return found | {'accuracy': sums['correct'] / sums['weight'], 'images': count}
+    return {'loss': loss, 'accuracy': sums['correct'] / sums['weight'], 'images': count}
   bits = sums['loss'] / math.log(2)
-  return found | {'perplexity': perplexity(loss), 'tokens': count, 'bytes': int(sums['bytes']),
-                  'bits_per_byte': bits / sums['bytes'] if sums['bytes'] else None}
+  return {'loss': loss, 'paper_loss': sum(batch_means) / (len(batch_means) + 1), 'perplexity': perplexity(loss),
+          'tokens': count, 'bytes': int(sums['bytes']), 'bits_per_byte': bits / sums['bytes'] if sums['bytes'] else None}

@@ -41,10 +41,7 @@ class Writer:
     files.write_text(path, ''.join(json.dumps(r) + '\n' for r in kept))
     self._file = path.open('a', buffering=1)
     if tensorboard:
-      import tensorboardX
-      # TensorBoard hides purge_step itself and what is later. File names count seconds: the suffix tells starts apart.
-      self._board = tensorboardX.SummaryWriter(
-          str(workdir / 'tensorboard'), purge_step=start_step + 1, filename_suffix=f'.{time.time_ns()}')
+      self._board = Board(workdir / 'tensorboard', start_step)
 
   def write(self, step: int, record: dict):
     """One line {'step': step, ...}; vectors go to TensorBoard as one scalar an entry."""
@@ -52,18 +49,46 @@ class Writer:
       return
     record = files.finite(record)
     self._file.write(json.dumps({'step': step, **record}) + '\n')
-    if self._board is None:
-      return
-    for name, value in record.items():
-      entries = {f'{name}/{i}': v for i, v in enumerate(value)} if isinstance(value, list) else {name: value}
-      for tag, scalar in entries.items():
-        if isinstance(scalar, (int, float)):
-          self._board.add_scalar(tag, scalar, step)
+    if self._board is not None:
+      self._board.write(step, record)
 
   def close(self):
     for sink in (self._file, self._board):
       if sink is not None:
         sink.close()
+
+
+class Board:
+  """A TensorBoard event file, written at once.
+
+  Not tensorboardX's SummaryWriter: it hands events to a thread through a queue between processes, and a run that was
+  done has been seen to wait for that thread for ever.
+  """
+
+  def __init__(self, folder: pathlib.Path, start_step: int):
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto import event_pb2
+    folder.mkdir(exist_ok=True)
+    self._event = event_pb2.Event
+    # File names count seconds: the suffix tells starts apart.
+    self._file = EventsWriter(str(folder / 'events'), filename_suffix=f'.{time.time_ns()}')
+    # TensorBoard hides the step of a start and what is later in older files.
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    self._file.write_event(self._event(wall_time=time.time(), step=start_step + 1, session_log=start))
+
+  def write(self, step: int, record: dict):
+    """All numbers of a record as one event; vectors as one scalar an entry."""
+    from tensorboardX.proto.summary_pb2 import Summary
+    values = []
+    for name, value in record.items():
+      entries = {f'{name}/{i}': v for i, v in enumerate(value)} if isinstance(value, list) else {name: value}
+      values += [Summary.Value(tag=tag, simple_value=v) for tag, v in entries.items() if isinstance(v, (int, float))]
+    self._file.write_event(self._event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+    self._file.flush()
+
+  def close(self):
+    """Leaves the file whole."""
+    self._file.close()
 
 
 def bar(total: int, initial: int, description: str) -> tqdm.tqdm:

@@ -1,6 +1,7 @@
 """A training run: prepare, restore, step, log, evaluate, save; stop loudly when numbers go bad."""
 
 import contextlib
+import math
 import pathlib
 import signal
 import time
@@ -14,12 +15,12 @@ from lns_jax.config import RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
 from lns_jax.layers import param
-from lns_jax.models import layout
+from lns_jax.models import layout, transformer
 from lns_jax.train import checkpoint, evaluate, log, mfu, nonfinite, resume, run_info
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run, say
 
-LAYER_STATS = ('variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm')
+LAYER_STATS = ('variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm', 'layer_decrease', 'predicted_decrease')
 
 
 def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
@@ -82,8 +83,7 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
   """Trains until the last step, going on from what `workdir` holds.
 
   Returns {'loss', 'perplexity', 'bits_per_byte', 'tokens' (of the evaluation; of images: 'accuracy', 'images'), 'step',
-  'train_loss',
-  'train_tokens', 'tokens_per_second', 'params', 'start_seconds' (data, state, compiling), 'step_seconds',
+  'train_loss', 'train_tokens', 'tokens_per_second' (of images: 'train_images', 'images_per_second'), 'params', 'start_seconds' (data, state, compiling), 'step_seconds',
   'eval_seconds' (all evaluations), 'seconds'}, which is result.json too.
 
   Raises:
@@ -126,8 +126,10 @@ class Trainer:
     self.position = position  # {'step', 'tokens'}: Python integers, which never wrap
     self.peak, source = mfu.peak_flops()
     say(f'MFU is of {self.peak / 1e12:.3g} TFLOP/s ({source})')
-    self.flops_per_token = mfu.flops_per_token(run.config.model, run.config.row_tokens)
+    self.row_flops = mfu.flops_per_token(run.config.model, run.config.row_tokens) * run.config.row_tokens
+    self.unit = transformer.family(run.config.model).UNIT
     self.last, self.eval_seconds = {}, 0.0
+    self.step_seconds, self.timed_to = math.nan, position['step']
 
   def fit(self) -> dict:
     """Runs to the last step; returns the final evaluation and totals."""
@@ -144,8 +146,8 @@ class Trainer:
       self._preempted()
     records = [r for r in log.read(run.workdir / 'metrics.jsonl') if 'loss' in r]  # of all sittings
     return {**final, 'step': run.steps, 'train_loss': records[-1]['loss'] if records else None,
-            'train_tokens': self.position['tokens'],
-            'tokens_per_second': float(np.median([r['tokens_per_second'] for r in records])) if records else None,
+            f'train_{self.unit}': self.position['tokens'], f'{self.unit}_per_second':
+                float(np.median([r[f'{self.unit}_per_second'] for r in records])) if records else None,
             'params': sum(x.size for x in jax.tree.leaves(self.state.params)),
             'step_seconds': time.perf_counter() - began - self.eval_seconds, 'eval_seconds': self.eval_seconds}
 
@@ -158,6 +160,7 @@ class Trainer:
     for step in range(start + 1, run.steps + 1):
       batch = evaluate.place(run.mesh, next(batches))
       self.state, metrics = self.train_step(self.state, batch)
+      self.newest = step, metrics['loss']
       if pending:
         self.read(*pending)
       pending = (step, metrics, batch)
@@ -188,27 +191,38 @@ class Trainer:
   def _due(every: int, step: int) -> bool:
     return bool(every) and step % every == 0
 
+  def _time(self, step: int):
+    """Seconds of a step: the time since the last look, by the number of steps that ended in it.
+
+    A CPU may have run the newest step while it was being started, before the metrics of `step` are read.
+    """
+    now, (newest, loss) = time.perf_counter(), self.newest
+    ended = newest if loss.is_ready() else step
+    if ended > self.timed_to:
+      self.step_seconds = (now - self.clock) / (ended - self.timed_to)
+      self.clock, self.timed_to = now, ended
+
   def read(self, step: int, metrics, batch):
     """Fetches one step's metrics, counts, logs, and stops the run when they are not finite."""
     metrics = jax.device_get(metrics)
-    now = time.perf_counter()
-    seconds, self.clock = now - self.clock, now
+    self._time(step)
     if not metrics.pop('finite'):
       self.saver.wait()
       nonfinite.stop(self.run, self.state.params, step, metrics, batch, self.saver.latest())
     tokens = int(metrics['tokens'])
     self.position = {'step': step, 'tokens': self.position['tokens'] + tokens}
-    rate = self.run.config.train.batch_size * self.run.config.row_tokens / seconds
-    share = rate * self.flops_per_token / self.peak
-    self.last = {k: float(v) for k, v in metrics.items() if k not in LAYER_STATS}
-    self.bar.set_postfix_str(f"loss {self.last['loss']:.4f}, {rate:,.0f} tokens/s, MFU {share:.1%}", refresh=False)
+    rows = self.run.config.train.batch_size / self.step_seconds
+    rate = rows * (self.run.config.row_tokens if self.unit == 'tokens' else 1)
+    share = rows * self.row_flops / self.peak
+    self.last = {k: float(v) for k, v in metrics.items() if k not in (*LAYER_STATS, 'tokens')}
+    self.bar.set_postfix_str(f"loss {self.last['loss']:.4f}, {rate:,.0f} {self.unit}/s, MFU {share:.1%}", refresh=False)
     self.bar.update()
     if not tokens:
       say(f'step {step}: every target of the batch is masked: no loss, and an update by momentum alone.')
     t = self.run.config.train
     record = {}
     if self._due(t.log_every, step) or step in (1, self.run.steps):
-      record = {**self.last, 'tokens': self.position['tokens'], 'tokens_per_second': rate, 'mfu': share}
+      record = {**self.last, self.unit: self.position['tokens'], f'{self.unit}_per_second': rate, 'mfu': share}
     if self._due(t.layer_stats_every, step) or (t.layer_stats_every and step in (1, self.run.steps)):
       record |= {k: metrics[k] for k in LAYER_STATS}
     if record:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from lns_jax.layers.norms import wide
-from lns_jax.models import layout
+from lns_jax.models import by_layer
 
 
 def reader(weights_BT: jax.Array):
@@ -44,14 +44,14 @@ def finish(sums: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 def squares(grads) -> dict[str, jax.Array]:
   """Sums of squared entries: 'all', a scalar, and 'layers', [L] in the order of the layers."""
-  def total(tree, axis_from=0):
-    return sum(jnp.sum(jnp.square(g.astype(wide(g))), axis=tuple(range(axis_from, g.ndim)))
-               for g in jax.tree.leaves(tree))
-  layers = grads['layers']
-  if layout.is_stacked(layers):
-    per_layer = {l: v for name, tree in layers.items() for l, v in zip(layout.run_ids(name), total(tree, 1))}
-  else:
-    per_layer = {int(name): total(tree) for name, tree in layers.items()}
-  in_order = jnp.stack([per_layer[l] for l in sorted(per_layer)])
-  rest = total({k: v for k, v in grads.items() if k != 'layers'})
-  return {'all': rest + jnp.sum(in_order), 'layers': in_order}
+  layers, everything = by_layer.sums(jnp.square, grads)
+  return {'all': everything, 'layers': layers}
+
+
+def decrease(grads, updates) -> dict[str, jax.Array]:
+  """-(gradient . update), the decrease of the loss that the update brings to first order; keys as of `squares`.
+
+  'all' counts embedding, head and final norm too, so that layers / all are shares of the whole.
+  """
+  layers, everything = by_layer.sums(lambda g, u: -g * u, grads, updates)
+  return {'all': everything, 'layers': layers}

@@ -62,9 +62,9 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
   """(state, batch) -> (state, metrics).
 
   metrics: 'loss' (nats per token or image), 'tokens' (weight: tokens, or images), 'grad_norm' (before clipping),
-  'lr' (that of this update), and with layer statistics 'variance' [L+1], 'attn_ratio', 'mlp_ratio' and
-  'layer_grad_norm' [L]. 'finite' says whether loss, gradient and update are. A non-finite step leaves the
-  state as it was, so that it can still be saved and examined.
+  'lr' (that of this update), and with layer statistics 'variance' [L+1], 'attn_ratio', 'mlp_ratio', 'layer_grad_norm'
+  and 'layer_decrease' [L], 'predicted_decrease' (see `stats`). 'finite' says whether loss, gradient and update are.
+  A non-finite step leaves the state as it was, so that it can still be saved and examined.
   """
   tx = optimizer_lib.make(config.optimizer, steps, config.model)
   rate = optimizer_lib.schedule(config.optimizer, steps)
@@ -82,6 +82,9 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
       metrics |= stats.finish(sums) | {'layer_grad_norm': jnp.sqrt(squares['layers'])}
     grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    if with_stats:
+      decrease = stats.decrease(grads, updates)
+      metrics |= {'layer_decrease': decrease['layers'], 'predicted_decrease': decrease['all']}
     new = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
     # The updates too: a finite gradient times an absurd rate must not reach a checkpoint.
     good = jnp.isfinite(total) & jnp.isfinite(squares['all']) & jnp.isfinite(optax.tree_utils.tree_norm(updates))

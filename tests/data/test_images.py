@@ -1,6 +1,7 @@
 """Images: what is read, how it is standardised and split, and what is refused."""
 
 import gzip
+import struct
 
 import numpy as np
 import pytest
@@ -37,8 +38,8 @@ def test_channels_are_standardised_by_the_training_split(tmp_path):
 @pytest.mark.parametrize('zipped', [False, True])
 def test_files_of_the_mnist_form_are_read(tmp_path, zipped):
   for prefix, part in (('train', slice(0, 15)), ('t10k', slice(15, 20))):
-    for name, header, array in (('images-idx3-ubyte', 16, PIXELS), ('labels-idx1-ubyte', 8, LABELS)):
-      content = bytes(header) + array[part].tobytes()
+    for name, array in (('images-idx3-ubyte', PIXELS[part]), ('labels-idx1-ubyte', LABELS[part])):
+      content = bytes([0, 0, 8, array.ndim]) + struct.pack(f'>{array.ndim}I', *array.shape) + array.tobytes()
       (tmp_path / (f'{prefix}-{name}' + '.gz' * zipped)).write_bytes(gzip.compress(content) if zipped else content)
   found = images.open(data(tmp_path), MODEL)
   assert (found.num_rows('train'), found.num_rows('validation')) == (15, 5)
@@ -78,12 +79,64 @@ def test_digits_are_those_of_scikit_learn():
     ({'images': PIXELS, 'labels': LABELS[:3]}, '20 images and labels'),
     ({'images': PIXELS, 'labels': LABELS + 1}, 'labels from 1 to 3, but model.num_classes is 3'),
     ({'images': PIXELS, 'labels': LABELS / 2}, 'type float64'),
+    ({'images': PIXELS, 'labels': LABELS, 'validation_images': PIXELS}, 'has validation_images alone'),
+    ({'x_train': PIXELS, 'y_train': LABELS, 'y_test': LABELS}, 'has y_test alone'),
+    ({'images': PIXELS, 'labels': LABELS, 'validation_images': PIXELS[:0], 'validation_labels': LABELS[:0]},
+     'a split without images'),
+    ({'images': PIXELS[:0], 'labels': LABELS[:0]}, 'a split without images'),
+    ({'images': PIXELS[:1], 'labels': LABELS[:1]}, 'one image, and no second'),
+    ({'images': np.where(PIXELS == 0, np.nan, PIXELS), 'labels': LABELS}, 'pixels of size nan'),
+    ({'images': PIXELS * 1e30, 'labels': LABELS}, 'pixels of size 2.*e[+]32'),
+    ({'images': PIXELS + 1j, 'labels': LABELS}, 'images of type complex128'),
+    ({}, 'has no arrays'),
 ])
 def test_what_does_not_fit_the_model_is_refused(tmp_path, arrays, words):
   with pytest.raises(UserError, match=words):
     images.open(data(npz(tmp_path, **arrays), validation_fraction=0.5), MODEL)
 
 
+def spoiled(content: bytes) -> dict[str, bytes]:
+  middle = len(content) // 2
+  return {'cut': content[:middle], 'flipped': content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1:],
+          'empty': b'', 'a page': b'<html>'}
+
+
+@pytest.mark.parametrize('kind', ['cut', 'flipped', 'empty', 'a page', 'one array', 'objects'])
+def test_a_damaged_npz_is_named_in_one_sentence(tmp_path, kind):
+  path = npz(tmp_path, images=PIXELS, labels=LABELS)
+  if kind == 'one array':
+    with open(path, 'wb') as file:
+      np.save(file, PIXELS)
+  elif kind == 'objects':
+    npz(tmp_path, images=np.array([PIXELS, None], object), labels=LABELS)
+  else:
+    path.write_bytes(spoiled(path.read_bytes())[kind])
+  with pytest.raises(UserError, match=r'x\.npz is damaged, or no \.npz file of plain arrays'):
+    images.open(data(path), MODEL)
+
+
+@pytest.mark.parametrize('kind', ['cut', 'flipped', 'empty', 'a page', 'header'])
+@pytest.mark.parametrize('zipped', [False, True])
+def test_a_damaged_idx_file_is_named_in_one_sentence(tmp_path, kind, zipped):
+  header = bytes([0, 0, 8, 3]) + struct.pack('>3I', 20, 4, 4)
+  content = header + PIXELS.tobytes()
+  if kind == 'header':
+    content = b'\0\0\x0d' + content[3:]  # floats
+  stored = gzip.compress(content) if zipped else content
+  if kind != 'header':
+    stored = spoiled(stored)[kind]
+  if kind == 'flipped' and not zipped:
+    stored = bytes([255]) + content[1:]  # a pixel has no checksum, the header has a form
+  (tmp_path / ('train-images-idx3-ubyte' + '.gz' * zipped)).write_bytes(stored)
+  with pytest.raises(UserError, match='train-images-idx3-ubyte.* is damaged, or no idx file'):
+    images.open(data(tmp_path), MODEL)
+
+
+def test_a_held_out_split_leaves_images_to_train_on(tmp_path):
+  found = images.open(data(npz(tmp_path, images=PIXELS, labels=LABELS), validation_fraction=0.999), MODEL)
+  assert (found.num_rows('train'), found.num_rows('validation')) == (1, 19)
+
+
 def test_an_unknown_source_lists_those_that_there_are():
-  with pytest.raises(UserError, match="'embedded' is no source of images; there are digits, a .npz file"):
-    images.open(data('embedded'), MODEL)
+  with pytest.raises(UserError, match="'nowhere' is no source of images; there are digits, a .npz file"):
+    images.open(data('nowhere'), MODEL)

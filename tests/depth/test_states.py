@@ -140,3 +140,36 @@ def test_half_precision_variance_does_not_overflow(hidden, expected):
 def test_no_batches_is_an_error():
   with pytest.raises(UserError, match='no batches'):
     depth.profile(model(), params(model()), [])
+
+
+def numpy_cosine(a, b):
+  return np.sum(a * b, -1) / (np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1))
+
+
+@pytest.mark.parametrize('tokens', ['all', 'last'])
+def test_ratios_and_cosines_are_those_of_the_taps(tokens):
+  config, b = model(scheme='branch_lns', num_layers=3), batch()
+  p = params(config)
+  found = depth.profile(config, p, [b], tokens=tokens)
+  _, out = transformer.apply(config, p, b, taps=['layers/*/*'])
+  out = {k: np.asarray(v, np.float64) for k, v in out.items()}
+  real = b['segment_ids'] > 0
+  if tokens == 'last':
+    real = real & (np.cumsum(real[:, ::-1], 1)[:, ::-1] == 1)
+    assert (real.sum(1) == 1).all()
+  for i, l in enumerate(config.layer_ids):
+    x = {sub: out[f'layers/{l}/{sub}_x'] for sub in ('attn', 'mlp')} | {'layer': out[f'layers/{l}/attn_x']}
+    added = {sub: out[f'layers/{l}/{sub}_branch'] for sub in ('attn', 'mlp')}
+    for sub in added:
+      ratio = np.sqrt(np.sum(added[sub][real] ** 2) / np.sum(x[sub][real] ** 2))
+      assert found[f'{sub}_ratio'].value[i] == pytest.approx(ratio, rel=1e-5)
+    for name, branch in (added | {'layer': added['attn'] + added['mlp']}).items():
+      expected = numpy_cosine(branch, x[name])[real].mean()
+      assert found[f'{name}_cosine'].value[i] == pytest.approx(expected, abs=2e-6)
+    variance = np.var(out[f'layers/{l}/out'], axis=-1)[real].mean()
+    assert found['variance'].value[i + 1] == pytest.approx(variance, rel=1e-5)
+
+
+def test_another_choice_of_tokens_is_refused():
+  with pytest.raises(UserError, match='one of all, last'):
+    depth.profile(model(), params(model()), [batch()], tokens='first')

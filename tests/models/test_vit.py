@@ -142,6 +142,17 @@ def test_without_a_cls_token_the_choice_changes_nothing():
   assert inside.tokens == 8 * 4
 
 
+def test_images_of_padding_count_nothing():
+  config = model()
+  p, b = params(config), batch(config)
+  kept = {k: v[:5] for k, v in b.items()}
+  padded = b | {'weights': np.float32([1, 1, 1, 1, 1, 0, 0, 0])}
+  for name, found in depth.profile(config, p, [padded]).items():
+    expected = depth.profile(config, p, [kept])[name]
+    np.testing.assert_allclose(found.value, expected.value, rtol=1e-5, atol=1e-6)
+    assert found.tokens == expected.tokens
+
+
 def test_removal_is_the_rise_of_the_cross_entropy():
   config = model()
   p, b = params(config), batch(config)

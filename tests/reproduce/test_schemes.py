@@ -56,6 +56,12 @@ def test_an_unknown_scheme_is_refused_before_anything_is_made(tmp_path):
   assert not (tmp_path / 'table').exists()
 
 
+def test_no_name_is_not_all_names():
+  for names in ([], ['']):
+    with pytest.raises(UserError, match='--schemes names no row'):
+      schemes.choose(names)
+
+
 def test_pre_is_always_run_and_the_order_is_the_tables():
   assert schemes.choose(['post', 'lns']) == ['pre', 'lns', 'post'] and schemes.choose(None) == list(plan.arms())
 
@@ -83,7 +89,7 @@ def test_a_small_table_is_made_and_a_second_call_runs_nothing(short, tmp_path, m
   line = schemes.reproduce('tiny', tmp_path, names=['pre'], only='train')
   assert line['runs'] == 3 and line['diverged_runs'] == 0
   assert [f.name for f in run_folders(tmp_path)] == [f'pre_lr{r}_seed0' for r in ('0.004', '0.008', '0.016')]
-  assert {p.name for p in tmp_path.glob('schemes.*')} == {'schemes.json', 'schemes.md', 'schemes.png'}
+  assert {p.name for p in tmp_path.glob('schemes.*')} == {'schemes.json', 'schemes.md'}  # no picture without a difference
   written = json.loads((tmp_path / 'schemes.json').read_text())
   (row,) = written['rows']
   assert row['common']['mean'] == json.loads((tmp_path / 'runs/pre_lr0.008_seed0/result.json').read_text())['loss']
@@ -129,7 +135,8 @@ def test_processors_are_shared_out_evenly():
 
 def record_of(of: schemes.Table, spec: Spec, **changes) -> dict:
   return dataclasses.asdict(spec) | {'config': config_lib.to_dict(of.config(spec)), 'cores': of.cores, 'loss': 4.0,
-                                     'diverged': False, 'corpus_hash': 'a' * 64} | changes
+                                     'diverged': False, 'corpus_hash': 'a' * 64, 'tokens': 9, 'commit': 'c',
+                                     'params': 1, 'variance': [1.0, 2.0]} | changes
 
 
 def write(of: schemes.Table, record: dict):
@@ -153,6 +160,37 @@ def test_records_of_other_settings_processors_or_text_are_refused(tmp_path):
   write(of, record_of(of, Spec('lns', 8e-3, 0), corpus_hash='b' * 64))
   with pytest.raises(UserError, match='different hashes'):
     schemes.load(of)
+
+
+@pytest.mark.parametrize('change', [*({k: None} for k in ('arm', 'rate', 'seed', 'cores', 'diverged', 'loss', 'tokens',
+                                                          'params', 'corpus_hash', 'commit', 'variance')),
+                                    {'loss': 'low'}, {'loss': None}])
+def test_a_record_that_lacks_what_the_table_reads_is_asked_again(tmp_path, change):
+  of, spec = table(tmp_path), Spec('pre', 8e-3, 0)
+  write(of, record_of(of, spec))
+  assert list(schemes.load(of)) == [spec]
+  path = tmp_path / 'runs' / spec.name / job.RECORD
+  key, value = next(iter(change.items()))
+  record = {k: v for k, v in record_of(of, spec).items() if k != key}
+  path.write_text(json.dumps(record | (change if value else {} if key != 'loss' else change)))
+  assert not schemes.load(of)
+
+
+def test_a_record_in_the_folder_of_another_run_is_refused(tmp_path):
+  of, spec = table(tmp_path), Spec('pre', 8e-3, 0)
+  write(of, record_of(of, spec))
+  (tmp_path / 'runs' / spec.name).rename(tmp_path / 'runs' / 'lns_lr0.008_seed0')
+  with pytest.raises(UserError, match='lns_lr0.008_seed0 holds the record of pre_lr0.008_seed0; remove'):
+    schemes.load(of)
+
+
+def test_a_finished_run_without_its_log_says_what_to_remove(short, tmp_path, cache):
+  spec = Spec('pre', 8e-3, 0)
+  config, folder = config_lib.to_dict(table(tmp_path).config(spec)), tmp_path / 'runs' / spec.name
+  job.train(config, str(folder), {})
+  (folder / 'metrics.jsonl').unlink()
+  with pytest.raises(UserError, match='without its metrics.jsonl; remove that folder'):
+    job.train(config, str(folder), {})
 
 
 def test_a_setting_that_is_newer_than_a_record_was_at_its_default(tmp_path):
@@ -205,7 +243,7 @@ def test_the_printed_command_is_accepted_by_the_folder_that_it_made(short, tmp_p
   jobs, data = min(2, len(os.sched_getaffinity(0))), {'source': 'a text.txt', 'data_dir': 'c4'}
   of = table(tmp_path, base=schemes.base('tiny', data), places=crew.processors(jobs))
   for spec in plan.wanted(['pre', 'lns', 'post'], of.common, {}):
-    write(of, record_of(of, spec, tokens=9, commit='c', hardware={}, versions={}, params=1, variance=[1.0, 2.0]))
+    write(of, record_of(of, spec, hardware={}, versions={}))
   monkeypatch.setattr(crew, '_start', lambda *_: pytest.fail('a run was started'))
   schemes.reproduce('tiny', tmp_path, names=['lns'], jobs=jobs, only='train', data=data)
   page = (tmp_path / 'schemes.md').read_text()
@@ -250,8 +288,7 @@ def test_speed_of_another_scale_machine_code_or_text_is_measured_again_and_never
            'admin': ({'config': None}, 'with settings that it does not tell')}
   for arm, (changes, _) in cases.items():
     timing_of(of, arm, **changes)
-  found = {Spec(arm, of.common, 0): record_of(of, Spec(arm, of.common, 0), tokens=9, commit='c', variance=[1.0],
-                                              params=1) for arm in ('pre', *cases)}
+  found = {Spec(arm, of.common, 0): record_of(of, Spec(arm, of.common, 0)) for arm in ('pre', *cases)}
   speeds = schemes.load_speeds(of, found, again=['pre', *list(cases)[1:]])
   assert list(speeds) == ['pre']
   said = capsys.readouterr().err
@@ -287,8 +324,7 @@ def test_the_ramp_of_prores_is_as_long_a_share_of_the_run_as_its_own_scripts_hav
 def test_what_is_known_of_other_schemes_stays_in_the_table(tmp_path):
   of = table(tmp_path)
   for arm in ('pre', 'peri'):
-    write(of, record_of(of, Spec(arm, 8e-3, 0), tokens=9, commit='c', hardware={}, versions={}, params=1,
-                        variance=[1.0, 2.0]))
+    write(of, record_of(of, Spec(arm, 8e-3, 0), hardware={}, versions={}))
   summary = schemes.write(of, schemes.load(of), {})
   assert [r['arm'] for r in summary['rows']] == ['pre', 'peri']
 

@@ -29,9 +29,10 @@ def known(**arms) -> dict:
   return found
 
 
-def summary(found: dict, speeds=()) -> dict:
+def summary(found: dict, speeds=(), chosen=()) -> dict:
   return files.finite(schemes_summary.summary(
-      'tiny', schemes.base('tiny', {}), plan.arms(), found, schemes.losses(found), dict(speeds), 'make it'))
+      'tiny', schemes.base('tiny', {}), plan.arms(), list(chosen), found, schemes.losses(found), dict(speeds),
+      'make it'))
 
 
 def row(found: dict, arm: str) -> dict:
@@ -83,13 +84,16 @@ def test_pre_is_the_baseline_and_what_is_missing_is_counted():
   whole = summary(found)
   assert [r['arm'] for r in whole['rows']] == ['pre'] and row(found, 'pre')['tuned']['verdict'] == 'baseline'
   assert whole['missing_runs'] == 2 and whole['commits'] == {'abc': 5} and len(whole['runs']) == 5
-  assert '2 runs are still to come' in schemes_page.page(whole)
+  assert 'About 2 runs are still to come' in schemes_page.page(whole)
+  # An arm that was asked for counts before its first run: its grid, and two more seeds at its best rate.
+  assert summary(found, chosen=['pre', 'post'])['missing_runs'] == 2 + 3 + 2 + 2
 
 
 def test_an_unfinished_table_has_a_page_and_a_picture(tmp_path):
   found = {s: record(s, 4.0) for s in (Spec('pre', 8e-3, 0), Spec('lns', 4e-3, 0))}
-  for part in ({}, found):
+  for part in ({}, found, known(pre=PRE, lns=[3.9, 4.0, 4.1])):
     assert schemes_page.page(summary(part)).startswith('# Schemes')
+    assert not list(tmp_path.iterdir())  # no empty frame
     schemes_plot.save(tmp_path / 'schemes.png', summary(part))
   assert [p.name for p in tmp_path.iterdir()] == ['schemes.png']
 
@@ -112,7 +116,7 @@ def test_the_notes_say_what_a_row_is_that_the_shared_settings_do_not_say():
   losses = {arm: PRE for arm in ('pre', 'prores', 'keel', 'completep', 'mix', 'layerscale', 'lns_attn_only')}
   base = schemes.base('cpu', {})
   notes = schemes_page.notes(files.finite(schemes_summary.summary(
-      'cpu', base, plan.arms(), known(**losses), schemes.losses(known(**losses)), {}, '')))
+      'cpu', base, plan.arms(), [], known(**losses), schemes.losses(known(**losses)), {}, '')))
   for words in ('`prores_steps` = 2 (prores: T, ', 'is after T l; by default 1000)',
                 '`keel_alpha` = 0.0 (keel: ', 'open; 0: L)',
                 '`base_depth` = 2 (completep: L0', '`mix_fraction` = 0.25 (mix: ',

@@ -2,6 +2,7 @@
 
 import contextlib
 import struct
+import threading
 
 from tensorboardX.proto import event_pb2
 
@@ -46,3 +47,14 @@ def test_a_run_that_starts_anew_shows_nothing_of_the_one_before(tmp_path):
   write(tmp_path, 0, [1, 2, 3])
   write(tmp_path, 0, [1])
   assert shown(tmp_path) == {1: 0.1}
+
+
+def test_no_thread_writes_that_a_finished_run_would_have_to_wait_for(tmp_path):
+  """tensorboardX's SummaryWriter has one, and a run has hung on it."""
+  before = threading.active_count()
+  with contextlib.closing(log.Writer(tmp_path, 0, tensorboard=True)) as writer:
+    writer.write(1, {'loss': 1.0, 'variance': [0.5, 0.25]})
+    assert threading.active_count() == before
+    (path,) = (tmp_path / 'tensorboard').iterdir()
+    *_, last = events(path)  # on disk before the file is closed
+    assert {v.tag: v.simple_value for v in last.summary.value} == {'loss': 1.0, 'variance/0': 0.5, 'variance/1': 0.25}

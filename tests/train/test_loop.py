@@ -68,9 +68,19 @@ def test_a_run_leaves_what_it_promises(finished):
   assert steps[-1]['tokens'] == result['train_tokens'] <= 6 * 8 * 32
   assert [r['step'] for r in records if 'variance' in r] == [1, 2, 4, 6]
   assert all(len(r['variance']) == 4 and len(r['attn_ratio']) == 3 for r in records if 'variance' in r)
+  assert all(len(r['layer_decrease']) == 3 and r['predicted_decrease'] is not None for r in records if 'variance' in r)
   assert steps[-1]['loss'] < steps[0]['loss'] and abs(steps[0]['loss'] - np.log(258)) < 0.1
   assert json.loads((workdir / 'result.json').read_text())['loss'] == result['loss']
   assert (workdir / 'tokenizer').is_dir()
+
+
+def test_the_rates_of_the_steps_fit_the_time_they_took_together(finished):
+  """A CPU may run a step while it is being started: the last reading then takes no time of its own."""
+  workdir, result = finished
+  records = [r for r in log.read(workdir / 'metrics.jsonl') if 'loss' in r]
+  seconds = [8 * 32 / r['tokens_per_second'] for r in records]
+  assert 0.2 * result['step_seconds'] < sum(seconds) < 2 * result['step_seconds']
+  assert min(seconds) > 1e-3 * max(seconds)
 
 
 def test_evaluation_of_the_folder_is_that_of_the_run(finished):

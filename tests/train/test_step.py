@@ -153,7 +153,46 @@ def test_statistics_change_no_number():
   b, metrics = step(run(stats=1), ragged())
   leaves_close(a.params, b.params, 1e-5)
   assert set(metrics) == {'finite', 'loss', 'tokens', 'grad_norm', 'lr', 'variance', 'attn_ratio', 'mlp_ratio',
-                          'layer_grad_norm'}
+                          'layer_grad_norm', 'layer_decrease', 'predicted_decrease'}
+
+
+@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
+def test_the_decrease_is_minus_gradient_times_update(loop):
+  """By hand: Adam's first update with b1 = b2 = 0 and eps = 1 is -lr g / (|g| + 1), of clipped g too."""
+  settings = config_lib.OptimizerConfig(lr=0.5, b1=0.0, b2=0.0, eps=1.0, clip_norm=0.5, schedule='constant')
+  config, b = run(loop=loop, optimizer=settings), ragged()
+  state = jax.jit(lambda: step_lib.init_state(config, STEPS))()
+  def mean(p):
+    total, (weight, _) = step_lib.loss_sums(config.model, p, b)
+    return total / weight
+  grads = jax.tree.map(lambda g: np.asarray(g, np.float64), layout.unstack(jax.jit(jax.grad(mean))(state.params)))
+  norm = np.sqrt(sum(np.sum(g ** 2) for g in jax.tree.leaves(grads)))
+  assert norm > 0.5
+  def total(tree):
+    clipped = [(g, g * 0.5 / norm) for g in jax.tree.leaves(tree)]
+    return sum(np.sum(g * 0.5 * c / (np.abs(c) + 1)) for g, c in clipped)
+  _, metrics = step(config, b)
+  np.testing.assert_allclose(metrics['layer_decrease'], [total(grads['layers'][l]) for l in ('1', '2')], rtol=1e-4)
+  assert float(metrics['predicted_decrease']) == pytest.approx(total(grads), rel=1e-4)
+
+
+def test_the_predicted_decrease_is_that_of_the_loss_at_a_tiny_rate():
+  with jax.enable_x64(True):
+    settings = config_lib.OptimizerConfig(lr=1e-7, schedule='constant')
+    config, b = run(optimizer=settings, precision='float64', scheme='lns'), ragged()
+    first, metrics = step(config, b)
+    _, later = step(config, b, state=first)
+  assert float(metrics['loss'] - later['loss']) == pytest.approx(float(metrics['predicted_decrease']), rel=1e-3)
+  assert 0 < np.sum(metrics['layer_decrease']) < metrics['predicted_decrease']
+
+
+@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
+def test_the_decrease_changes_no_bit_of_the_update(loop, monkeypatch):
+  config = run(loop=loop, scheme='lns', clip=0.5)
+  after, _ = step(config, ragged(), updates=2)
+  monkeypatch.setattr(step_lib.stats, 'decrease', lambda *_: {'all': 0.0, 'layers': 0.0})
+  without, _ = step(config, ragged(), updates=2)
+  jax.tree.map(np.testing.assert_array_equal, after, without)
 
 
 @pytest.mark.parametrize('poison', [np.nan, np.inf])

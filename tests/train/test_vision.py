@@ -1,6 +1,7 @@
 """A run on images: the same loop, resume and evaluation as on text."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import lns_jax
 from lns_jax import presets, runs
 from lns_jax.data import images
+from lns_jax.errors import UserError
 from lns_jax.train import log, loop
 from train.test_loop import final, interrupted, same
 
@@ -43,6 +45,15 @@ def test_loss_and_accuracy_are_those_of_every_image_once(finished):
   assert runs.evaluate(workdir)['accuracy'] == result['accuracy']
 
 
+def test_a_run_on_images_speaks_of_images(finished):
+  workdir, result = finished
+  assert result['train_images'] == 6 * 32 and result['images_per_second'] > 0
+  assert not {'train_tokens', 'tokens_per_second', 'paper_loss', 'perplexity'} & set(result)
+  assert 'tokens' not in log.read(workdir / 'metrics.jsonl')[0]
+  with pytest.raises(UserError, match='a model of images; --parity'):
+    runs.evaluate(workdir, parity=True)
+
+
 def test_statistics_are_per_token_of_the_image(finished):
   workdir, _ = finished
   records = [r for r in log.read(workdir / 'metrics.jsonl') if 'variance' in r]
@@ -65,3 +76,25 @@ def test_runs_on_images_are_compared_by_loss(finished, tmp_path):
   loop.train(config(scheme='pre'), tmp_path)
   compared = runs.compare([tmp_path, finished[0]])
   assert compared['runs'][1]['difference'] is not None and 'accuracy' in runs.table(compared)
+
+
+def test_text_and_images_are_not_compared_and_damage_is_named(finished, tmp_path):
+  info = json.loads((finished[0] / 'run_info.json').read_text())
+  for name, result in (('text', {'loss': 3.0, 'perplexity': 20.1, 'tokens': 359}), ('empty', {})):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'run_info.json').write_text(json.dumps(info))
+    (tmp_path / name / 'result.json').write_text(json.dumps(result))
+  for pair in ((finished[0], tmp_path / 'text'), (tmp_path / 'text', finished[0])):
+    with pytest.raises(UserError, match='one is a model of text and one of images'):
+      runs.compare(pair, allow_different_corpora=True)
+  with pytest.raises(UserError, match='result.json has no loss; run the training command'):
+    runs.compare([finished[0], tmp_path / 'empty'])
+  (tmp_path / 'text' / 'run_info.json').write_text('{"config": ')
+  for ask in (runs.evaluate, lambda w: runs.compare([w])):
+    with pytest.raises(UserError, match='is damaged|not a run folder'):
+      ask(tmp_path / 'text')
+
+
+def test_images_are_not_bounded_by_tokens(finished):
+  with pytest.raises(UserError, match='--max_tokens does not bound'):
+    runs.evaluate(finished[0], max_tokens=5)

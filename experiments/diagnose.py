@@ -1,0 +1,37 @@
+"""Depth report of one model or more: what each layer does, what it costs to lose it, as numbers, plots and one page.
+
+  python experiments/diagnose.py --model=runs/quickstart/pre,runs/quickstart/lns --out=runs/depth
+
+Leaves depth.json, the arrays of every measure, plots/ and report.html in --out. The same command goes on where it was
+stopped: a measure that is done is not taken again.
+"""
+
+from absl import flags
+
+from lns_jax import cli
+
+MODEL = flags.DEFINE_list('model', None, 'Run folders, separated by commas.')
+OUT = flags.DEFINE_string('out', None, 'Folder for the results.')
+TEXT = flags.DEFINE_string(
+    'text', '', "File or folder of text, embedded, or tfds:NAME; a run's own validation split by default.")
+TOKENS = flags.DEFINE_integer('tokens', 262_144, 'Size of the sample in tokens (of images: their number).', lower_bound=1)
+SEQ_LEN = flags.DEFINE_integer('seq_len', 0, "Positions in a row; 0: the model's own.", lower_bound=0)
+MEASURES = flags.DEFINE_list('measures', [], 'Which measures to take; all by default. A wrong name lists them.')
+DTYPE = flags.DEFINE_enum('dtype', '', ['', 'float32', 'bfloat16', 'float64'], "Precision; the run's own by default.")
+SEED = flags.DEFINE_integer('seed', 0, 'Seed of the bootstrap and of noise.', lower_bound=0)
+flags.mark_flags_as_required(['model', 'out'])
+
+
+def main():
+  from lns_jax import diagnose
+  return diagnose.diagnose(MODEL.value, OUT.value, text=TEXT.value, tokens=TOKENS.value, seq_len=SEQ_LEN.value,
+                           chosen=MEASURES.value, dtype=DTYPE.value, seed=SEED.value)
+
+
+def launch():
+  """Entry point."""
+  cli.run(main)
+
+
+if __name__ == '__main__':
+  launch()

@@ -1,0 +1,128 @@
+"""The table of measures that a diagnosis takes: what each is called, what it gives, what it costs."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from lns_jax.config import ModelConfig
+from lns_jax.depth import gradients, growth, heat, jacobian, lens, linear, perturb, removal, similarity, states
+from lns_jax.depth import theory
+from lns_jax.errors import UserError, nearest
+
+Found = dict  # name -> Estimate, or a plain value of numbers, lists and strings
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+  """One row of the table.
+
+  Attributes:
+    run: (config, params, batches, seed) -> Found; batches can be read again and again.
+    passes: config -> its cost in plain forward passes over the batches, roughly; what a bar's ETA is made of.
+    share: the part of the sample that it is taken on, so that no measure outweighs all others.
+    reads: config -> how often it reads the batches.
+    what: one line for the list of measures.
+    least: layers that a model must have.
+  """
+
+  run: Callable[..., Found]
+  passes: Callable[[ModelConfig], float]
+  what: str
+  share: float = 1.0
+  least: int = 1
+  reads: Callable[[ModelConfig], int] = lambda config: 1
+
+
+def _pruned(config, params, batches, seed) -> Found:
+  found = removal.prune(config, params, batches, seed=seed)
+  return {'prune_order': list(found.order), 'prune_rise': found.rise, 'prune_baseline': found.baseline,
+          'prunable': found.prunable}
+
+
+def _heat_maps(config, params, batches, seed) -> Found:
+  found = heat.mean_jacobian(config, params, batches, seed=seed)
+  return {f'mean_{name}' if name != 'noise' else 'dominance_noise': value for name, value in found.items()} | {
+      'mean_jacobian_layers': list(heat.panels(config))}
+
+
+def _all_blocks(config: ModelConfig) -> float:
+  """Suffixes of all blocks of layers, which pruning tries about as many of."""
+  return config.num_layers ** 2 / 6 + config.num_layers
+
+
+def _theory(config, params, batches, seed) -> Found:
+  variance = states.means(config, params, batches, seed=seed)['variance']
+  found = {}
+  try:
+    laws = growth.growth(variance.each(), variance.tokens)
+    found |= {'growth': laws.sentence()} | {f'growth_{name}': law.curve for name, law in laws.laws.items()}
+  except UserError as e:
+    found['growth'] = str(e)
+  try:
+    T = max(batch['tokens'].shape[1] for batch in batches) if config.family == 'decoder' else config.num_tokens
+    constants = theory.constants(config, params, T)
+    predicted = theory.predicted_variance(config, constants, float(variance.each()[0, 0]))
+    bound = variance.estimate(lambda each: theory.log_jacobian_bound(config, constants, each))
+    found |= {f'theory_{name}': values for name, values in predicted.items()} | {'theory_log_bound': bound}
+  except UserError as e:
+    found['theory'] = str(e)
+  return found
+
+
+def _without_baseline(measure: Callable) -> Callable:
+  """The baseline of a measure on part of the sample is not the baseline of the whole."""
+  def run(config, params, batches, seed):
+    found = measure(config, params, batches, seed=seed)
+    baseline = found.pop('baseline')
+    return found | {f'{next(iter(found))}_baseline': baseline}
+  return run
+
+
+def _plain(measure: Callable) -> Callable:
+  return lambda config, params, batches, seed: measure(config, params, batches, seed=seed)
+
+
+MEASURES = {
+    'profile': Measure(_plain(states.profile), lambda c: 1.3,
+                       'variance, angles, block influence, branch ratios and cosines, by layer'),
+    'layer_drop': Measure(_plain(removal.layer_drop), lambda c: c.num_layers / 2 + 3,
+                          'loss without each layer', least=2),
+    'lens': Measure(_plain(lens.logit_lens), lambda c: c.num_layers / 4 + 1,
+                    'what the model would predict after each layer: loss, divergence and overlap', share=1 / 4),
+    'cka': Measure(_plain(similarity.cka), lambda c: 2.0, 'linear CKA between all states', share=1 / 4),
+    'linear': Measure(_plain(linear.replaceability), lambda c: c.num_layers / 4 + 3,
+                      'loss with each layer replaced by a linear map', least=2, reads=lambda c: 3),
+    'theory': Measure(_theory, lambda c: 1.3, "the paper's lemmas and bounds at the model's own weights, law of growth",
+                      share=1 / 4),
+    'gradients': Measure(_plain(gradients.gradients), lambda c: 4.0,
+                         'gradients of parameters and of the stream, Taylor importance, stable ranks, by layer',
+                         share=1 / 4),
+    'jacobian': Measure(_plain(jacobian.jacobian), lambda c: 200.0,
+                        'norms and singular values of the Jacobian of each block and of the whole stack', share=1 / 64),
+    'mean_jacobian': Measure(_heat_maps, lambda c: 10 * c.d_model / c.num_layers,
+                             'token-averaged Jacobians of five layers (Figure 5)',
+                             share=1 / 256),
+    'sublayer_drop': Measure(_without_baseline(removal.sublayer_drop), lambda c: c.num_layers + 4,
+                             'loss without each attention and each MLP', share=1 / 4),
+    'perturb': Measure(_without_baseline(perturb.perturb), lambda c: 4 * c.num_layers + 10,
+                       'loss with noise on each layer, with more and less of it, with neighbours swapped',
+                       share=1 / 16, least=2),
+    'block_drop': Measure(_without_baseline(removal.block_drop), _all_blocks,
+                          'loss without each block of consecutive layers', share=1 / 16, least=2),
+    'prune': Measure(_pruned, _all_blocks, 'greedy removal of one layer after another',
+                     share=1 / 16, least=2, reads=lambda c: c.num_layers - 1),
+}
+
+
+def choose(names: Sequence[str], config: ModelConfig) -> dict[str, Measure]:
+  """The measures called so, all of them for no names, in the table's order.
+
+  Raises UserError for an unknown one, and for one that was asked for and that the model is too shallow for.
+  """
+  for name in names:
+    if name not in MEASURES:
+      raise UserError(f'there is no measure {name!r}.{nearest(name, MEASURES)} There are {", ".join(MEASURES)}.')
+    if config.num_layers < MEASURES[name].least:
+      raise UserError(f'{name} needs a model with {MEASURES[name].least} layers or more, this one has '
+                      f'{config.num_layers}.')
+  return {name: m for name, m in MEASURES.items()
+          if (name in names if names else config.num_layers >= m.least)}

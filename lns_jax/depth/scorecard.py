@@ -1,0 +1,45 @@
+"""One line a model: how much of its depth could go, how much of it is used."""
+
+from collections.abc import Mapping
+
+from lns_jax.depth.findings import number
+
+# Key of depth.json -> heading. All have intervals.
+COLUMNS = {
+    'removable': 'removable one at a time at < 1 % loss',
+    'prunable': 'prunable together at < 1 % loss',
+    'effective_depth_kl': 'effective depth (logit lens)',
+    'last_third': 'share of the last third in the loss of removals',
+}
+
+
+def of(found: dict) -> dict:
+  """depth.json of a model -> {'layers', 'tokens', 'loss', and of each of COLUMNS that was measured [value, low, high]}."""
+  card = {'layers': found['layers'], 'tokens': found['tokens'], 'loss': found.get('baseline')}
+  for key in COLUMNS:
+    if key in found:
+      interval = found['intervals'][key]
+      card[key] = [found[key], interval['low'], interval['high']]
+  return card
+
+
+def _cell(card: dict, key: str) -> str:
+  if key not in card:
+    return '–'
+  plain = number if key == 'last_third' else '{:g}'.format  # the others count layers
+  value, low, high = ('–' if v is None else plain(v) for v in card[key])
+  return f'{value} ({low} to {high})'
+
+
+def rows(models: Mapping[str, dict]) -> tuple[list[str], list[list[str]]]:
+  """(headings, one row a model) as text; models: name -> depth.json."""
+  cards = {name: of(found) for name, found in models.items()}
+  heads = ['model', 'layers', 'loss', *COLUMNS.values()]
+  return heads, [[name, str(card['layers']), f'{card["loss"]:.4f}' if card['loss'] is not None else '–',
+                  *(_cell(card, key) for key in COLUMNS)] for name, card in cards.items()]
+
+
+def markdown(models: Mapping[str, dict]) -> str:
+  """The table for a page of docs: paste a row there to add a model."""
+  heads, lines = rows(models)
+  return '\n'.join(f'| {" | ".join(line)} |' for line in (heads, ['---'] * len(heads), *lines)) + '\n'

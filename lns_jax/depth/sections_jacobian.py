@@ -1,0 +1,52 @@
+"""Parts of a report on Jacobians: of blocks, of the stack, and the paper's heat maps."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lns_jax.depth import findings, plots
+from lns_jax.depth.findings import number
+from lns_jax.depth.plots import floats
+from lns_jax.depth.sections import Picture, Section, bands, ids_of
+
+
+def blocks(models: Mapping[str, dict]) -> Section | None:
+  """Norms of each block's Jacobian, its distance from the identity, and dy_L/dx_l."""
+  measured = findings.with_measure(models, 'distance')
+  if not measured:
+    return None
+  ids = ids_of(models, 'distance')
+  curves = {'distance': ('Distance from the identity', '|J - I| / |I|, Frobenius'),
+            'spectral': ('Largest singular value', '|J|, spectral'),
+            'suffix_frobenius': ('From what enters a layer to the end', '|dy_L/dx_l| / |I|, Frobenius')}
+  pictures = [Picture(plots.by_layer(bands(models, measure), ids, unit, title=title), f'{title} by layer')
+              for measure, (title, unit) in curves.items()]
+  how = ('The Jacobian J of a block is what leaves it against what enters it, over all tokens of a sequence (paper eq. '
+         '5). A block that does nothing is the identity: distance 0. The last picture is what is left of a change at '
+         'layer l at the end of the stack; its first value is the end-to-end Jacobian of Theorem 3.3.')
+  end = findings.listed([f'{number(found["end_to_end"])} in {name} (the product of the blocks\' norms, which bounds it, is '
+                         f'{number(found["spectral_product"])})' for name, found in measured.items()])
+  return Section('Jacobians', how, [findings.halves(models, 'distance', 'the distance from the identity'),
+                                    f'The end-to-end spectral norm is {end}.'], pictures)
+
+
+def heat_maps(models: Mapping[str, dict], arrays: Mapping[str, Mapping[str, np.ndarray]]) -> Section | None:
+  """Figure 5. arrays: name -> 'mean_jacobian' [N, D, D]."""
+  measured = {name: found for name, found in findings.with_measure(models, 'mean_dominance').items()
+              if 'mean_jacobian' in arrays.get(name, {})}
+  if not measured:
+    return None
+  pictures = [Picture(plots.square(arrays[name]['mean_jacobian'][i], title=f'{name}, layer {l}', diverging=True,
+                                   axis='hidden unit', label='mean dy_i / dx_j'),
+                      f'Token-averaged Jacobian of layer {l} of {name}')
+              for name, found in measured.items() for i, l in enumerate(found['mean_jacobian_layers'])]
+  how = ('Entry (i, j) is the derivative of hidden unit i behind the layer by hidden unit j in front of it, of the same '
+         'token, averaged over tokens (paper figure 5). The paper reads from such maps that deep blocks come to resemble '
+         'the identity: a diagonal with nothing beside it. Colours are cut at the 99.5th percentile of each map.')
+  def say(found):
+    values = floats(found['mean_dominance'])
+    return f'from {number(values[0])} in layer {found["mean_jacobian_layers"][0]} to {number(values[-1])} in layer ' \
+           f'{found["mean_jacobian_layers"][-1]}'
+  said = findings.listed([f'{say(found)} of {name}' for name, found in measured.items()])
+  return Section('Token-averaged Jacobians', how,
+                 [f'The mean size on the diagonal over that off it goes {said}.'], pictures)
