@@ -9,11 +9,12 @@ import numpy as np
 from lns_jax.config import ModelConfig
 from lns_jax.depth import effective, finite
 from lns_jax.depth.estimate import Estimate, Mean
+from lns_jax.depth.states import INPUTS
 from lns_jax.errors import UserError
 from lns_jax.models import transformer
 
 TOP = 5  # highest predictions that are compared
-READ = ('tokens', 'segment_ids', 'images', 'targets', 'labels', 'weights')
+READ = (*INPUTS, 'targets', 'labels')
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -48,7 +48,7 @@ class NormalEquations:
     x, y = sums[D, :D], sums[D, D + 1:]
     covariance, cross = sums[:D, :D] - np.outer(x, x), sums[:D, D + 1:] - np.outer(x, y)
     scale = np.sqrt(np.diag(covariance).clip(0))
-    scale[scale <= 1e-7 * np.abs(x)] = np.inf  # a constant, but for rounding
+    scale[scale <= 1e-6 * np.abs(x)] = np.inf  # a constant, but for rounding
     correlation = covariance / scale / scale[:, None] + ridge * np.eye(D)
     slope = np.linalg.solve(correlation, cross / scale[:, None]) / scale[:, None]
     return slope, y - x @ slope, y
@@ -88,7 +88,7 @@ def _half(batches, part: int) -> Iterator[tuple[int, dict, np.ndarray]]:
 
 
 def _read(batch: dict) -> dict:
-  return {k: batch[k] for k in (*INPUTS, 'weights') if k in batch}
+  return {k: batch[k] for k in INPUTS if k in batch}
 
 
 def _fitted(config: ModelConfig, params, batches):

@@ -85,7 +85,7 @@ def _drawn(config: ModelConfig, params, batches, tokens: int, per_sequence: int,
   states, where = [np.zeros((len(at), 0, config.d_model))], [np.zeros((2, 0), int)]
   ids = []
   for batch in batches:
-    batch = {k: batch[k] for k in (*INPUTS, 'weights') if k in batch}
+    batch = {k: batch[k] for k in INPUTS if k in batch}
     found, mask, sound = jax.device_get(_states(config, params, batch, at))
     finite.check(config, sound, start)
     for row, real in enumerate(mask > 0):

@@ -96,7 +96,7 @@ def cka(config: ModelConfig, params, batches, *, size: int = 256, together: int 
   mean = Mean(seed)
   sequences = 0
   for batch in batches:
-    batch = {k: batch[k] for k in (*INPUTS, 'weights') if k in batch}
+    batch = {k: batch[k] for k in INPUTS if k in batch}
     found, tokens, sound = jax.device_get(_sums(config, params, batch, size, together))
     finite.check(config, sound, sequences)
     mean.add(found, tokens)

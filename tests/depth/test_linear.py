@@ -38,7 +38,7 @@ def test_the_normal_equations_give_what_least_squares_gives():
 def test_constant_units_and_copies_are_harmless():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(50, 4))
-  x[:, 1], x[:, 2] = 1e4, 3 * x[:, 0]
+  x[:, 1], x[:, 2] = 1e4 + 0.1, 3 * x[:, 0]
   y = x @ rng.normal(size=(4, 4)) + 2
   equations = NormalEquations(4)
   equations.add(x, y)
