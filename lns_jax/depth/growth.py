@@ -31,11 +31,6 @@ class Law:
   behind: Estimate
 
   @property
-  def off(self) -> str:
-    """The error in percent."""
-    return f'off by {100 * np.expm1(self.error.value):.2g}%'
-
-  @property
   def ruled_out(self) -> bool:
     """Whether the best law is clearly better, also at the lower end of the interval over sequences."""
     least = self.behind.value if np.isnan(self.behind.low) else min(self.behind.value, self.behind.low)
@@ -59,19 +54,27 @@ class Growth:
     return next(iter(self.laws)) if self.told_apart else None
 
   def sentence(self) -> str:
-    """What can be said of the law, with the errors of all three."""
-    left = [f'{name}, {_formula(name, law)}, {law.off} a layer' for name, law in self.laws.items() if not law.ruled_out]
-    out = ' and '.join(f'{name} ({law.off})' for name, law in self.laws.items() if law.ruled_out)
-    said = f'The variance after layer l is {left[0]}' if self.told_apart else (
-        f'The layers do not tell apart {"; ".join(left)}')
+    """What can be said of the law, with the typical error of all three."""
+    left = [_described(name, law) for name, law in self.laws.items() if not law.ruled_out]
+    out = ' and '.join(f'{name} ({_off(law)})' for name, law in self.laws.items() if law.ruled_out)
+    if self.told_apart:
+      said = f'The variance after layer l is {left[0]}'
+    else:
+      said = f'The layers do not tell apart {", ".join(left[:-1])} and {left[-1]}'
     return f'{said}; ruled out: {out}.' if out else f'{said}.'
 
 
-def _formula(name: str, law: Law) -> str:
+def _off(law: Law) -> str:
+  percent = 100 * np.expm1(law.error.value)
+  return f'off by {percent:.2g}%' if percent >= 0.1 else 'off by less than 0.1%'
+
+
+def _described(name: str, law: Law) -> str:
   """The fitted law, with the interval of its second number where there is one."""
   (_, a), (key, k) = law.parameters.items()
-  between = '' if np.isnan(k.low) else f' ({key} from {k.low:.3g} to {k.high:.3g})'
-  return FORMULAS[name].format(a=a.value, k=k.value) + between
+  formula = FORMULAS[name].format(a=a.value, k=k.value, sign='-' if k.value < 0 else '+', size=abs(k.value))
+  between = '' if np.isnan(k.low) else f', {key} from {k.low:.3g} to {k.high:.3g}'
+  return f'{formula} ({name}{between}, {_off(law)})'
 
 
 def _line(x: np.ndarray, y: np.ndarray):
@@ -112,7 +115,7 @@ def _exponential(l, y):
 
 
 LAWS = {'linear': _linear, 'power': _power, 'exponential': _exponential}
-FORMULAS = {'linear': '{a:.3g} {k:+.3g} l', 'power': '{a:.3g} l^{k:.3g}', 'exponential': '{a:.3g} e^({k:.3g} l)'}
+FORMULAS = {'linear': '{a:.3g} {sign} {size:.3g} l', 'power': '{a:.3g} l^{k:.3g}', 'exponential': '{a:.3g} e^({k:.3g} l)'}
 
 
 def _estimate(each: np.ndarray, tokens: float) -> Estimate:
@@ -131,7 +134,8 @@ def growth(variance, tokens: float = np.nan) -> Growth:
 
   Each is least squares on log v: variances span orders of magnitude, and on v itself the last layers would decide
   alone. All three have two numbers, so that their errors can be compared as they are. The embedding, l = 0, is left
-  out: no layer made it, and a l^p is 0 there.
+  out: no layer made it, and a l^p is 0 there. Where the stream starts from much of its variance, p is that of the layers
+  at hand, and less than it would be in the end.
 
   Errors are taken as normal in log v, and neighbouring layers as worth less than independent ones, by how correlated
   the errors of the best law are.

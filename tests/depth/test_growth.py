@@ -89,10 +89,11 @@ def test_a_law_that_some_samples_do_not_favour_is_not_named():
 
 def test_the_sentence_has_the_law_and_what_is_ruled_out():
   said = growth(KNOWN['linear'][0]).sentence()
-  assert said.startswith('The variance after layer l is linear, 2 +3 l, off by ')
-  assert 'ruled out: power (off by ' in said and ' and exponential (off by ' in said
+  assert said.startswith('The variance after layer l is 2 + 3 l (linear, off by less than 0.1%); ruled out: power (off by ')
+  assert ' and exponential (off by ' in said
+  assert ' 30 - 1 l (linear, ' in growth(30 - l).sentence()
   each = np.stack([2 * np.maximum(l, 0.5) ** p for p in (1.5, 1.4, 1.6)])
-  assert 'power, 2 l^1.5 (p from 1.4' in growth(each).sentence()
+  assert '2 l^1.5 (power, p from 1.4' in growth(each).sentence()
 
 
 @pytest.mark.parametrize('v, message', [
