@@ -1,5 +1,6 @@
-"""The example of docs/add_a_scheme.md works as it is printed, docs/schemes.md knows every row, links lead to files."""
+"""Code of the pages works as it is printed, docs/schemes.md knows every row, links lead to files."""
 
+import itertools
 import pathlib
 import re
 
@@ -25,6 +26,17 @@ def test_the_example_is_a_scheme_that_obeys_its_equation(monkeypatch):
 def test_the_page_of_schemes_has_every_row(table):
   named = set(re.findall(r'`(\w+)`', ' '.join(re.findall(r'^\|([^|]*)\|', (DOCS / 'schemes.md').read_text(), re.M))))
   assert set(table) <= named
+
+
+def test_the_page_of_theory_prints_what_it_shows(capsys):
+  """Blocks of python run in turn, in one namespace; a block of text behind one is what it prints."""
+  blocks = re.findall(r'^```(\w*)\n(.*?)^```', (DOCS / 'theory.md').read_text(), re.M | re.S)
+  assert len(blocks) > 10
+  namespace = {}
+  for (kind, code), (behind, text) in itertools.pairwise([*blocks, ('', '')]):
+    if kind == 'python':
+      exec(compile(code, 'docs/theory.md', 'exec'), namespace)
+      assert capsys.readouterr().out == (text if behind == 'text' else '')
 
 
 PAGES = [DOCS.parent / 'README.md', *sorted(DOCS.glob('*.md'))]

@@ -8,8 +8,8 @@ from lns_jax.depth.estimate import Estimate
 from lns_jax.errors import UserError
 
 # A law is ruled out when the layers are exp(RULED_OUT / 2), about 150 times likelier under the best one. On simulated
-# streams whose layers add up to twice or half of what the true law says, a wrong law is then named once in 50 times;
-# with 20 times likelier it was once in 20.
+# streams of 8 to 36 layers that add exp(+-0.5) times what the true law says, a wrong law is then named once in 50
+# times; with 20 times likelier it was once in 20.
 RULED_OUT = 10.0
 FLOOR = 1e-9  # relative error that counts as none
 
@@ -29,11 +29,6 @@ class Law:
   curve: np.ndarray
   error: Estimate
   behind: Estimate
-
-  @property
-  def off(self) -> str:
-    """The error in percent."""
-    return f'off by {100 * np.expm1(self.error.value):.2g}%'
 
   @property
   def ruled_out(self) -> bool:
@@ -59,19 +54,27 @@ class Growth:
     return next(iter(self.laws)) if self.told_apart else None
 
   def sentence(self) -> str:
-    """What can be said of the law, with the errors of all three."""
-    left = [f'{name}, {_formula(name, law)}, {law.off} a layer' for name, law in self.laws.items() if not law.ruled_out]
-    out = ' and '.join(f'{name} ({law.off})' for name, law in self.laws.items() if law.ruled_out)
-    said = f'The variance after layer l is {left[0]}' if self.told_apart else (
-        f'The layers do not tell apart {"; ".join(left)}')
+    """What can be said of the law, with the typical error of all three."""
+    left = [_described(name, law) for name, law in self.laws.items() if not law.ruled_out]
+    out = ' and '.join(f'{name} ({_off(law)})' for name, law in self.laws.items() if law.ruled_out)
+    if self.told_apart:
+      said = f'The variance after layer l is {left[0]}'
+    else:
+      said = f'The layers do not tell apart {", ".join(left[:-1])} and {left[-1]}'
     return f'{said}; ruled out: {out}.' if out else f'{said}.'
 
 
-def _formula(name: str, law: Law) -> str:
+def _off(law: Law) -> str:
+  percent = 100 * np.expm1(law.error.value)
+  return f'off by {percent:.2g}%' if percent >= 0.1 else 'off by less than 0.1%'
+
+
+def _described(name: str, law: Law) -> str:
   """The fitted law, with the interval of its second number where there is one."""
   (_, a), (key, k) = law.parameters.items()
-  between = '' if np.isnan(k.low) else f' ({key} from {k.low:.3g} to {k.high:.3g})'
-  return FORMULAS[name].format(a=a.value, k=k.value) + between
+  formula = FORMULAS[name].format(a=a.value, k=k.value, sign='-' if k.value < 0 else '+', size=abs(k.value))
+  between = '' if np.isnan(k.low) else f', {key} from {k.low:.3g} to {k.high:.3g}'
+  return f'{formula} ({name}{between}, {_off(law)})'
 
 
 def _line(x: np.ndarray, y: np.ndarray):
@@ -112,18 +115,23 @@ def _exponential(l, y):
 
 
 LAWS = {'linear': _linear, 'power': _power, 'exponential': _exponential}
-FORMULAS = {'linear': '{a:.3g} {k:+.3g} l', 'power': '{a:.3g} l^{k:.3g}', 'exponential': '{a:.3g} e^({k:.3g} l)'}
+FORMULAS = {'linear': '{a:.3g} {sign} {size:.3g} l', 'power': '{a:.3g} l^{k:.3g}',
+            'exponential': '{a:.3g} e^({k:.3g} l)'}
 
 
 def _estimate(each: np.ndarray, tokens: float) -> Estimate:
-  return Estimate.of(each, tokens) if len(each) > 1 else Estimate(each[0], np.float64(np.nan), np.float64(np.nan), tokens)
+  without = np.float64(np.nan)
+  return Estimate.of(each, tokens) if len(each) > 1 else Estimate(each[0], without, without, tokens)
 
 
 def _independent(residual: np.ndarray) -> float:
   """To how many independent layers the residuals [L] of the best law amount: L (1 - r) / (1 + r), r their lag-1
-  correlation. What one layer adds stays in all that follow, so that neighbours miss a law together."""
-  r = residual[1:] @ residual[:-1] / max(residual @ residual, FLOOR ** 2)
-  return len(residual) * (1 - max(r, 0.0)) / (1 + max(r, 0.0))
+  correlation. What one layer adds stays in all that follow, so that neighbours miss a law together.
+
+  Never fewer than 4, so that an error 3.5 times smaller decides, however smoothly the best law is missed.
+  """
+  r = max(residual[1:] @ residual[:-1] / max(residual @ residual, FLOOR ** 2), 0.0)
+  return max(len(residual) * (1 - r) / (1 + r), 4.0)
 
 
 def growth(variance, tokens: float = np.nan) -> Growth:
@@ -131,7 +139,8 @@ def growth(variance, tokens: float = np.nan) -> Growth:
 
   Each is least squares on log v: variances span orders of magnitude, and on v itself the last layers would decide
   alone. All three have two numbers, so that their errors can be compared as they are. The embedding, l = 0, is left
-  out: no layer made it, and a l^p is 0 there.
+  out: no layer made it, and a l^p is 0 there. Where the stream starts from much of its variance, p is that of the
+  layers at hand, and less than it would be in the end.
 
   Errors are taken as normal in log v, and neighbouring layers as worth less than independent ones, by how correlated
   the errors of the best law are.

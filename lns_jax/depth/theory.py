@@ -183,8 +183,8 @@ def constants(config: ModelConfig, params, s: int) -> Constants:
     squares.append(n @ square / n.sum())
   std = lambda mean, square: np.sqrt(square - mean ** 2)
   pooled = std(np.average(means, weights=numbers), np.average(squares, weights=numbers))
-  return Constants(std(np.array(means), np.array(squares)), float(pooled), config.d_model, config.d_ff, config.num_heads,
-                   config.head_dim, s)
+  return Constants(std(np.array(means), np.array(squares)), float(pooled), config.d_model, config.d_ff,
+                   config.num_heads, config.head_dim, s)
 
 
 def _factors(config: ModelConfig):

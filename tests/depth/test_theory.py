@@ -160,6 +160,20 @@ def test_a_fresh_model_has_the_variance_of_independent_branches(changes):
   np.testing.assert_allclose(step, s)
 
 
+@pytest.mark.parametrize('mlp, activation', [
+    ('swiglu', jax.nn.silu), ('gelu', lambda u: jax.nn.gelu(u, approximate=False))])
+@pytest.mark.parametrize('sigma', [0.01, 0.1, 1.0])
+def test_the_branch_of_a_random_mlp(mlp, activation, sigma):
+  """Against the integral over a normal pre-activation of standard deviation tau = sigma sqrt(d), on a fine grid."""
+  found = theory.Constants(np.full(2, sigma), sigma, 64, 128, 4, 16, 8)
+  z, tau = np.linspace(-12, 12, 20001), 8 * sigma
+  density = np.exp(-z ** 2 / 2) / np.sqrt(2 * np.pi)
+  square = np.trapezoid(density * np.asarray(activation(jnp.asarray(tau * z)), np.float64) ** 2, z)
+  expected = 128 * sigma ** 2 * square * (tau ** 2 if mlp == 'swiglu' else 1)
+  _, ffn = theory.branch_variances(model(mlp=mlp), found)
+  np.testing.assert_allclose(ffn, expected, rtol=1e-3)
+
+
 @pytest.mark.parametrize('changes', [{'scheme': 'post'}, {'scheme': 'lns_learned'}, {'scheme': 'lns_after_sum'},
                                      {'scheme': 'mix', 'mix_fraction': 0.5}, {'scheme': 'prores'}, {'norm': 'dyt'}])
 def test_other_schemes_are_refused(changes):
