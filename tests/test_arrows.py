@@ -43,7 +43,7 @@ def imports(path: pathlib.Path):
       yield from (a.name.removeprefix('lns_jax.') for a in node.names if a.name.startswith('lns_jax.'))
 
 
-MODULES = [p for p in sorted(PACKAGE.rglob('*.py')) if p.name != '__init__.py' and p.stem not in ('twins', 'runs')]
+MODULES = [p for p in sorted(PACKAGE.rglob('*.py')) if p.name != '__init__.py' and p.stem not in ('twins', 'runs', 'diagnose')]
 
 
 @pytest.mark.parametrize('path', MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
