@@ -13,7 +13,7 @@ import tqdm
 
 from lns_jax import config as config_lib
 from lns_jax import files, sharding
-from lns_jax.config import DataConfig, MeshConfig, ModelConfig
+from lns_jax.config import MeshConfig, ModelConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.data import sample as sample_lib
 from lns_jax.depth import diagnosis, measures, record, scorecard
@@ -21,7 +21,7 @@ from lns_jax.depth.estimate import Estimate
 from lns_jax.errors import UserError
 from lns_jax.interop.load import load, load_run_config
 from lns_jax.layers import param
-from lns_jax.models import layout
+from lns_jax.models import by_layer, layout
 from lns_jax.train import log, resume, run_info
 from lns_jax.train.evaluate import place
 from lns_jax.train.run import say
@@ -29,7 +29,6 @@ from lns_jax.train.run import say
 TOKENS = 262_144  # the paper's, for its angular distances
 BATCH_TOKENS = 4096  # positions whose states exist at a time
 LEAST_ROWS = 16  # of a measure's part of the sample: an interval over fewer sequences says little
-DTYPES = ('float32', 'bfloat16', 'float64')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +77,7 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     tokens: size of the sample, in predictions; of a model of images, in images.
     seq_len: T of the rows that are made of `text`; the model's own by default.
     chosen: names of `depth.measures.MEASURES`; all by default.
-    dtype: of parameters and compute, see DTYPES; the run's own by default.
+    dtype: of parameters and compute: float32, bfloat16 or float64; the run's own by default.
     seed: of bootstrap and noise.
 
   Returns:
@@ -101,7 +100,7 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     files.write_json(out / 'run_info.json', files.finite(run_info.collect(
         {'models': list(models), 'text': text, 'tokens': tokens, 'dtype': dtype, 'seed': seed}, None)))
     whole = next(iter(found.values())) if len(found) == 1 else {'models': found}
-    files.write_json(out / 'depth.json', files.finite(whole))
+    files.write_json(out / 'depth.json', whole)
     diagnosis.write(out, found, histories, arrays)
   return {'models': {name: scorecard.of(f) for name, f in found.items()}, 'report': str(out / 'report.html'),
           'seconds': time.perf_counter() - start}
@@ -125,9 +124,8 @@ def _open(path: str, dtype: str):
   # One compiled body serves all layers, which is what a change of depth needs.
   config = dataclasses.replace(config, loop='scan', precision=dtype or config.precision)
   params = layout.stack(params, config)
-  for where, leaf in jax.tree_util.tree_leaves_with_path(params):
+  for name, leaf in by_layer.leaves(params):
     if not bool(jax.numpy.all(jax.numpy.isfinite(leaf))):
-      name = '/'.join(str(k.key) for k in where)
       raise UserError(f'{path}: the weights {name} hold numbers that are not finite; there is nothing to measure.')
   return path, config, params, tokenizer
 

@@ -1,5 +1,6 @@
 """Files that are either whole or as they were, and JSON that every reader accepts."""
 
+import contextlib
 import json
 import math
 import os
@@ -8,14 +9,21 @@ import pathlib
 import numpy as np
 
 
-def write_text(path: pathlib.Path, text: str):
-  """Writes a file so that it is either whole or as before, also after a kill or a power cut."""
+@contextlib.contextmanager
+def whole(path: pathlib.Path, mode: str = 'w', **kwargs):
+  """A file to write to, as of `open`, that is either whole or as before, also after a kill or a power cut."""
   partial = path.with_name(path.name + '.tmp')
-  with open(partial, 'w', encoding='utf-8') as file:
-    file.write(text)
+  with open(partial, mode, **kwargs) as file:
+    yield file
     file.flush()
     os.fsync(file.fileno())
   os.replace(partial, path)
+
+
+def write_text(path: pathlib.Path, text: str):
+  """Writes a text file, see `whole`."""
+  with whole(path, encoding='utf-8') as file:
+    file.write(text)
 
 
 def write_json(path: pathlib.Path, value):

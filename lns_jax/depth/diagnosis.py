@@ -20,7 +20,7 @@ def parts(models: Mapping[str, dict], histories: Mapping[str, list[dict]],
       sections_inside.theory(models), sections.angular(models), sections.influence(models),
       sections.branches(models, trained), sections.cosines(models), sections_inside.lens(models),
       sections_cost.sublayers(models), sections_cost.blocks(models), sections_cost.perturbation(models),
-      sections_inside.linear(models), sections_inside.similarity(models), sections_jacobian.blocks(models),
+      sections_cost.linear(models), sections_inside.similarity(models), sections_jacobian.blocks(models),
       sections_jacobian.heat_maps(models, arrays), sections_gradient.gradients(models),
       sections_gradient.decrease(models, trained))
   return [part for part in every if part]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from lns_jax.depth import removal as removal_lib
 from lns_jax.depth.plots import floats
 
-SMALL = 1.0  # percent of the loss: below it, a layer counts as removable
+SMALL = 100 * removal_lib.SMALL  # percent of the loss: below it, a layer counts as removable
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -72,11 +72,10 @@ def _backward(config: ModelConfig, run: layout.Run, ids_BT):
 
   (dL/d what leaves a layer, (its parameters, its position in the run, what entered)) -> (dL/d what entered, numbers).
   """
-  factors = transformer.run_factors(config, run)
-  pick = lambda v, i: v if isinstance(v, float) else jnp.asarray(v)[i]
+  factors = walk.factors_at(config, run)
   def step(leaving_BTD, scanned):
     p, i, x_BTD = scanned
-    override = {sub: schemes.Factors(*(pick(getattr(k, f), i) for f in schemes.FACTORS)) for sub, k in factors.items()}
+    override = factors(i)
     def row(x_TD, ids_T, leaving_TD):
       ctx = attention.context(config, x_TD[None], None if ids_T is None else ids_T[None])
       def layer(p, x_TD):

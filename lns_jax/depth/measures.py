@@ -60,7 +60,7 @@ def _theory(config, params, batches, seed) -> Found:
   except UserError as e:
     found['growth'] = str(e)
   try:
-    T = max(batch['tokens'].shape[1] for batch in batches) if config.family == 'decoder' else config.num_tokens
+    T = next(iter(batches))['tokens'].shape[1] if config.family == 'decoder' else config.num_tokens
     constants = theory.constants(config, params, T)
     predicted = theory.predicted_variance(config, constants, float(variance.each()[0, 0]))
     bound = variance.estimate(lambda each: theory.log_jacobian_bound(config, constants, each))
@@ -122,7 +122,7 @@ def choose(names: Sequence[str], config: ModelConfig) -> dict[str, Measure]:
   """
   for name in names:
     if name not in MEASURES:
-      raise UserError(f'there is no measure {name!r}.{nearest(name, MEASURES)} There are {", ".join(MEASURES)}.')
+      raise UserError(f'there is no measure {name!r}.{nearest(name, MEASURES)}')
     if config.num_layers < MEASURES[name].least:
       raise UserError(f'{name} needs a model with {MEASURES[name].least} layers or more, this one has '
                       f'{config.num_layers}.')

@@ -1,7 +1,6 @@
 """What the depth measures found: as plain JSON values, and as files that a later run can go on from."""
 
 import json
-import os
 import pathlib
 import zipfile
 
@@ -50,12 +49,8 @@ def save(path: pathlib.Path, found: dict, about: dict):
     else:
       plain[name] = files.finite(value)
   head = json.dumps({'about': about, 'tokens': tokens, 'plain': plain})
-  partial = path.with_name(path.name + '.tmp')
-  with open(partial, 'wb') as file:
+  with files.whole(path, 'wb') as file:
     np.savez_compressed(file, head=np.array(head), **arrays)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(partial, path)
 
 
 def load(path: pathlib.Path) -> tuple[dict, dict] | None:

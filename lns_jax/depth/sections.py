@@ -207,11 +207,11 @@ def branches(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) ->
   pictures, found = [], []
   for sub, words in (('attn', 'attention'), ('mlp', 'the MLP')):
     key = f'{sub}_ratio'
-    bands = {name: band_of(models[name], key) or _last(_series(histories.get(name, ()), key)) for name in models}
-    last = {name: {'ratio': band.value} for name, band in bands.items() if band}
+    curves = {name: band_of(models[name], key) or _last(_series(histories.get(name, ()), key)) for name in models}
+    last = {name: {'ratio': band.value} for name, band in curves.items() if band}
     if last:
       ids = max((models[name].get('layer_ids') or range(1, len(v['ratio']) + 1) for name, v in last.items()), key=len)
-      pictures.append(Picture(plots.by_layer(bands, ids, 'branch / stream', title=f'What {words} adds'),
+      pictures.append(Picture(plots.by_layer(curves, ids, 'branch / stream', title=f'What {words} adds'),
                               f'Size of what {words} adds, relative to the stream, by layer'))
       found.append(findings.halves(last, 'ratio', f'what {words} adds'))
   if not pictures:

@@ -1,4 +1,4 @@
-"""Parts of a report on what changes of depth cost: sub-layers, blocks of layers, pruning, perturbation."""
+"""Parts of a report on what changes of depth cost: sub-layers, blocks of layers, pruning, perturbation, linear maps."""
 
 from collections.abc import Mapping
 
@@ -109,3 +109,21 @@ def perturbation(models: Mapping[str, dict]) -> Section | None:
     return f'{int(np.sum(rises < findings.SMALL))} of {len(rises)}'
   said = [f'{swaps(found)} neighbouring pairs of {name}' for name, found in measured.items()]
   return Section('Perturbation', how, [f'Swapped at less than {findings.SMALL:g}%: {findings.listed(said)}.'], pictures)
+
+
+def linear(models: Mapping[str, dict]) -> Section | None:
+  """Rise of the loss with each layer replaced by a linear map."""
+  measured = findings.with_measure(models, 'linear_rise')
+  if not measured:
+    return None
+  percent = {name: _percent(found, 'linear_rise', 'linear_baseline') for name, found in measured.items()}
+  shown = plots.limits(*(values for band in percent.values() for values in band))
+  pictures = [Picture(plots.removal_bars(percent[name], found['layer_ids'], index=list(models).index(name), title=name,
+                                         shown=shown, xlabel='replaced layer'),
+                      f'Rise of the loss when each layer of {name} is replaced by a linear map')
+              for name, found in measured.items()]
+  how = ('Each layer\'s addition to the stream is replaced by a linear map of the stream, fitted by least squares on one '
+         'half of the sample and judged on the other (arXiv 2603.15389). A layer that costs nothing so does linear work.')
+  said = findings.listed([f'{100 * found["usefulness"]:.0f}% in {name}' for name, found in measured.items()])
+  return Section('Replacement by a linear map', how,
+                 [f'The share of layers whose replacement raises the loss by more than 10% is {said}.'], pictures)

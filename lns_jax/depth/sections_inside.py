@@ -1,8 +1,6 @@
-"""Parts of a report on representations and on theory: logit lens, similarity, linear layers, the paper's predictions."""
+"""Parts of a report on representations and on theory: logit lens, similarity, the paper's predictions."""
 
 from collections.abc import Mapping
-
-import numpy as np
 
 from lns_jax.depth import findings, plots
 from lns_jax.depth.findings import number
@@ -43,27 +41,6 @@ def similarity(models: Mapping[str, dict]) -> Section | None:
     return number(floats(found['cka'])[len(found['layer_ids']) // 2, -1])
   said = findings.listed([f'{ends(found)} in {name}' for name, found in measured.items()])
   return Section('Similarity of states', how, [f'Between the middle layer and the last it is {said}.'], pictures)
-
-
-def linear(models: Mapping[str, dict]) -> Section | None:
-  """Rise of the loss with each layer replaced by a linear map."""
-  measured = findings.with_measure(models, 'linear_rise')
-  if not measured:
-    return None
-  percent = {}
-  for name, found in measured.items():
-    interval, base = found['intervals']['linear_rise'], found['linear_baseline'] / 100
-    percent[name] = Band(*(floats(v) / base for v in (found['linear_rise'], interval['low'], interval['high'])))
-  shown = plots.limits(*(values for band in percent.values() for values in band))
-  pictures = [Picture(plots.removal_bars(percent[name], found['layer_ids'], index=list(models).index(name), title=name,
-                                         shown=shown, xlabel='replaced layer'),
-                      f'Rise of the loss when each layer of {name} is replaced by a linear map')
-              for name, found in measured.items()]
-  how = ('Each layer\'s addition to the stream is replaced by a linear map of the stream, fitted by least squares on one '
-         'half of the sample and judged on the other (arXiv 2603.15389). A layer that costs nothing so does linear work.')
-  said = findings.listed([f'{100 * found["usefulness"]:.0f}% in {name}' for name, found in measured.items()])
-  return Section('Replacement by a linear map', how,
-                 [f'The share of layers whose replacement raises the loss by more than 10% is {said}.'], pictures)
 
 
 def theory(models: Mapping[str, dict]) -> Section | None:

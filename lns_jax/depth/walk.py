@@ -26,13 +26,18 @@ def layer_at(config: ModelConfig, params, ctx: attention.Context,
   return lambda i, x: jax.lax.switch(number[i], bodies, within[i], x)
 
 
-def _layer_of(config: ModelConfig, stacked, ctx, run: layout.Run, subs) -> Layer:
+def factors_at(config: ModelConfig, run: layout.Run) -> Callable[[jax.Array], dict[str, schemes.Factors]]:
+  """The factors of the layer at a traced position in a run, as `Block` takes them."""
   k = transformer.run_factors(config, run)
   pick = lambda v, i: v if isinstance(v, float) else jnp.asarray(v)[i]
+  return lambda i: {sub: schemes.Factors(*(pick(getattr(k[sub], f), i) for f in schemes.FACTORS)) for sub in k}
+
+
+def _layer_of(config: ModelConfig, stacked, ctx, run: layout.Run, subs) -> Layer:
+  factors = factors_at(config, run)
   def apply(i, x):
-    override = {sub: schemes.Factors(*(pick(getattr(k[sub], f), i) for f in schemes.FACTORS)) for sub in k}
     p = jax.tree.map(lambda a: a[i], stacked)
-    return block.Block(config).apply({'params': p}, x, ctx, run[0], override, subs)[0]
+    return block.Block(config).apply({'params': p}, x, ctx, run[0], factors(i), subs)[0]
   return apply
 
 
