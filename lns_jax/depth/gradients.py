@@ -15,13 +15,13 @@ import numpy as np
 from flax import traverse_util
 
 from lns_jax.config import ModelConfig
-from lns_jax.depth import walk
+from lns_jax.depth import finite, walk
 from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.depth.states import INPUTS
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, block, param, schemes
 from lns_jax.layers.norms import wide
-from lns_jax.models import by_layer, layout, transformer
+from lns_jax.models import layout, transformer
 
 ITERATIONS = 40  # of the power method
 PARTS = {'': '', **{f'{sub}_': sub for sub in schemes.SUBLAYERS}}  # prefix of a measure -> of the parameters' paths
@@ -143,9 +143,7 @@ def _check(config: ModelConfig, params, losses_B, found: list[dict], sequences: 
                for i, l in enumerate(run) for path, values in numbers['square'].items()]
   if np.all(np.isfinite(losses_B)) and all(np.all(np.isfinite(values)) for _, _, values in gradients):
     return
-  for path, leaf in by_layer.leaves(layout.unstack(params)):
-    if not jnp.all(jnp.isfinite(leaf)):
-      raise UserError(f'the weight {path} is not finite.')
+  finite.check_weights(params)
   first_bad = lambda values: sequences + int(np.argmin(np.isfinite(values)))
   if not np.all(np.isfinite(losses_B)):
     raise UserError(f'the loss is not finite at sequence {first_bad(losses_B)}.')

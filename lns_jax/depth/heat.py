@@ -9,6 +9,7 @@ import numpy as np
 from scipy import stats
 
 from lns_jax.config import ModelConfig
+from lns_jax.depth import finite
 from lns_jax.depth.estimate import Estimate
 from lns_jax.depth.jacobian import Streams, keys_of, numbered
 from lns_jax.depth.spectral import check_probes, enough, mean_over_probes
@@ -139,6 +140,7 @@ def mean_jacobian(config: ModelConfig, params, batches, *, layers: tuple[int, ..
     sums, tokens = jax.device_get(_sums(config, params, batch, positions, seed, first, probes))
     bad = np.argwhere(~np.isfinite(sums).all(axis=(2, 3)) & (tokens > 0)[:, None])
     if len(bad):
+      finite.check_weights(params)
       raise UserError(f'the Jacobian of layer {layers[bad[0][1]]} is not finite in sequence {first + bad[0][0]}.')
     mean.add(sums, tokens)
   if tokens is None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lns_jax.config import ModelConfig
-from lns_jax.depth import walk
+from lns_jax.depth import finite, walk
 from lns_jax.depth.estimate import Mean
 from lns_jax.depth.states import INPUTS
 from lns_jax.errors import UserError
@@ -125,6 +125,7 @@ def run(config: ModelConfig, params, batches, plan: Plan, *, removed=(), maps=No
     key = jax.random.fold_in(jax.random.key(seed), number)
     whole, changed, weight = jax.device_get(_scores(config, kinds, score_fn, params, batch, plan, mask, maps, key))
     if not np.all(np.isfinite(whole)):
+      finite.check_weights(params)
       raise UserError(f'the score of the whole model is not finite at sequence '
                       f'{baseline.sequences + int(np.argmin(np.isfinite(whole)))}.')
     baseline.add(whole, weight)

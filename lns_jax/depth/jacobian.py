@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lns_jax.config import ModelConfig
-from lns_jax.depth import walk
+from lns_jax.depth import finite, walk
 from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.depth.spectral import Linear, check_probes, enough, mean_over_probes, singular, squares
 from lns_jax.depth.states import INPUTS
@@ -118,10 +118,11 @@ def _sizes(config: ModelConfig, params, batch, seed, first, iterations: int, pro
 FROBENIUS = ('frobenius', 'distance', 'suffix_frobenius')
 
 
-def _check(config: ModelConfig, found: dict[str, np.ndarray], first: int):
+def _check(config: ModelConfig, params, found: dict[str, np.ndarray], first: int):
   of_layers = ~np.isfinite(found['frobenius'] + found['spectral'])
   of_stack = ~np.isfinite(found['suffix_frobenius'][:, 0] + found['end_to_end'])
   for row in np.flatnonzero((of_layers.any(axis=1) | of_stack) & (found['entries'] > 0)):
+    finite.check_weights(params)
     layer = config.layer_ids[np.argmax(of_layers[row])]
     what = f'Jacobian of layer {layer}' if of_layers[row].any() else 'end-to-end Jacobian'
     raise UserError(f'the {what} is not finite in sequence {first + row}.')
@@ -152,7 +153,7 @@ def jacobian(config: ModelConfig, params, batches, *, iterations: int = ITERATIO
 
   Raises:
     UserError: no batch, no real token, a number of probes or iterations that cannot be, or a Jacobian that is not
-    finite (naming layer and sequence).
+    finite (naming the weight that is not, or layer and sequence).
   """
   check_probes(probes)
   if iterations < 1:
@@ -160,7 +161,7 @@ def jacobian(config: ModelConfig, params, batches, *, iterations: int = ITERATIO
   params, means = layout.stack(params, config), collections.defaultdict(lambda: Mean(seed))
   for first, batch in numbered(batches):
     found = jax.device_get(_sizes(config, params, batch, seed, first, iterations, probes))
-    _check(config, found, first)
+    _check(config, params, found, first)
     entries = found.pop('entries')
     found['spectral_product'] = np.prod(found['spectral'].astype(np.float64), axis=1)
     for name, values in found.items():

@@ -19,7 +19,7 @@ READ = (*INPUTS, 'targets', 'labels')
 
 @functools.partial(jax.jit, static_argnums=0)
 def _sums(config: ModelConfig, params, batch):
-  """({name: sums over the positions of each row [L + 1, B]}, weights [B], finite states [B, L + 1])."""
+  """({name: sums over the positions of each row [L + 1, B]}, weights [B], `finite.first_bad` [B, L + 1])."""
   family = transformer.family(config)
   states = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
   w = family.weights(batch)
@@ -37,7 +37,7 @@ def _sums(config: ModelConfig, params, batch):
             'lens_reverse_kl': total(jnp.sum(jnp.exp(logs) * (logs - final), axis=-1)),
             'lens_overlap': total(shared)}, weight
   sums, weights = jax.lax.map(one, states)  # the logits of one state at a time
-  return sums, weights[0], finite.by_sequence(states, family.real_tokens(config, batch))
+  return sums, weights[0], finite.first_bad(states, family.real_tokens(config, batch))
 
 
 def logit_lens(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[str, Estimate]:
@@ -64,11 +64,11 @@ def logit_lens(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[s
   for batch in batches:
     if not {'targets', 'labels'} & set(batch):
       raise UserError(f"the lens reads 'targets', or 'labels' beside images, but the batch has {sorted(batch)}.")
-    sums, weights, sound = jax.device_get(_sums(config, params, {k: batch[k] for k in READ if k in batch}))
-    finite.check(config, sound, sequences)
+    sums, weights, bad = jax.device_get(_sums(config, params, {k: batch[k] for k in READ if k in batch}))
+    finite.check(config, params, bad, sequences)
     if not np.isfinite(sums['lens_loss']).all():
-      bad = int(np.argmin(np.isfinite(sums['lens_loss']).all(axis=0)))
-      raise UserError(f'the loss of sequence {sequences + bad} is not finite; are all its targets in the vocabulary?')
+      row = int(np.argmin(np.isfinite(sums['lens_loss']).all(axis=0)))
+      raise UserError(f'the loss of sequence {sequences + row} is not finite; are all its targets in the vocabulary?')
     for name, values in sums.items():
       means.setdefault(name, Mean(seed)).add(values.T, weights)
     sequences += len(weights)

@@ -56,16 +56,16 @@ class NormalEquations:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _states(config: ModelConfig, params, batch):
-  """(states [L + 1, B, T, D], real tokens [B, T], finite [B, L + 1])."""
+  """(states [L + 1, B, T, D], real tokens [B, T], `finite.first_bad` [B, L + 1])."""
   mask_BT = counted(config, batch, 'all', True)
   states = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
-  return states, mask_BT, finite.by_sequence(states, mask_BT)
+  return states, mask_BT, finite.first_bad(states, mask_BT)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _errors(config: ModelConfig, params, batch, keep_B, maps):
-  """(squared error of the maps, squared distance from the fitted mean) of each row and layer [B, L], finite."""
-  states, mask_BT, sound = _states(config, params, batch)
+  """(squared error of the maps, squared distance from the fitted mean) of each row and layer [B, L], `finite.first_bad`."""
+  states, mask_BT, bad = _states(config, params, batch)
   w_BT = mask_BT * keep_B[:, None]
   total = lambda v: jnp.sum(w_BT * jnp.sum(jnp.square(v), axis=-1), axis=-1)
   def layer(entry):
@@ -73,7 +73,7 @@ def _errors(config: ModelConfig, params, batch, keep_B, maps):
     added = out.astype(wide(x)) - x
     return total(added - param.dot('BTD,DE->BTE', x.astype(wide(x)), slope) - intercept), total(added - mean)
   errors, spread = jax.lax.map(layer, (states[:-1], states[1:], *maps))
-  return errors.T, spread.T, sound
+  return errors.T, spread.T, bad
 
 
 def _half(batches, part: int) -> Iterator[tuple[int, dict, np.ndarray]]:
@@ -96,8 +96,8 @@ def _fitted(config: ModelConfig, params, batches):
   L, D = config.num_layers, config.d_model
   equations = [NormalEquations(D) for _ in range(L)]
   for start, batch, keep in _half(batches, 0):
-    states, mask, sound = jax.device_get(_states(config, params, _read(batch)))
-    finite.check(config, sound, start)
+    states, mask, bad = jax.device_get(_states(config, params, _read(batch)))
+    finite.check(config, params, bad, start)
     chosen = (mask > 0) & keep[:, None]
     for l in range(L):
       x, out = (states[i][chosen].astype(np.float64) for i in (l, l + 1))
@@ -137,9 +137,9 @@ def replaceability(config: ModelConfig, params, batches, *, seed: int = 0) -> di
   errors, family = Mean(seed), transformer.family(config)
   def held_out():
     for start, batch, keep in _half(batches, 1):
-      found, spread, sound = jax.device_get(
+      found, spread, bad = jax.device_get(
           _errors(config, params, _read(batch), keep, (slopes, intercepts, means)))
-      finite.check(config, sound, start)
+      finite.check(config, params, bad, start)
       errors.add(found, spread)
       if not keep.all():
         w = family.weights(batch)

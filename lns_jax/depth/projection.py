@@ -76,7 +76,7 @@ def _tsne():
 def _states(config: ModelConfig, params, batch, at: tuple[int, ...]):
   mask_BT = counted(config, batch, 'all', True)
   states = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
-  return states[np.array(at)], mask_BT, finite.by_sequence(states, mask_BT)
+  return states[np.array(at)], mask_BT, finite.first_bad(states, mask_BT)
 
 
 def _drawn(config: ModelConfig, params, batches, tokens: int, per_sequence: int, at: tuple[int, ...], seed: int):
@@ -86,8 +86,8 @@ def _drawn(config: ModelConfig, params, batches, tokens: int, per_sequence: int,
   ids = []
   for batch in batches:
     batch = {k: batch[k] for k in INPUTS if k in batch}
-    found, mask, sound = jax.device_get(_states(config, params, batch, at))
-    finite.check(config, sound, start)
+    found, mask, bad = jax.device_get(_states(config, params, batch, at))
+    finite.check(config, params, bad, start)
     for row, real in enumerate(mask > 0):
       some = np.sort(rng.permutation(np.flatnonzero(real))[:min(per_sequence, tokens - number)])
       number += len(some)

@@ -49,10 +49,10 @@ def _dealt(v: jax.Array, axis: int, parts: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
 def _sums(config: ModelConfig, params, batch, size: int, together: int):
-  """(HSIC_1 times tokens [G, S, S], tokens [G]) of the groups of rows of a batch, finite [B, S]."""
+  """(HSIC_1 times tokens [G, S, S], tokens [G]) of the groups of rows of a batch, `finite.first_bad` [B, S]."""
   mask_BT = counted(config, batch, 'all', True)
   states = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
-  sound = finite.by_sequence(states, mask_BT)
+  bad = finite.first_bad(states, mask_BT)
   S, B, T, D = states.shape
   G = -(-B // together)
   M = -(-(-(-B // G) * T) // size)
@@ -68,7 +68,7 @@ def _sums(config: ModelConfig, params, batch, size: int, together: int):
     n = defined * jnp.sum(mask_N)
     return n * found, n
   found, n = jax.lax.map(one, (minibatches(states, 1), minibatches(mask_BT, 0)))
-  return jnp.sum(found.reshape(G, M, S, S), axis=1), jnp.sum(n.reshape(G, M), axis=1), sound
+  return jnp.sum(found.reshape(G, M, S, S), axis=1), jnp.sum(n.reshape(G, M), axis=1), bad
 
 
 def cka(config: ModelConfig, params, batches, *, size: int = 256, together: int = 8,
@@ -97,10 +97,10 @@ def cka(config: ModelConfig, params, batches, *, size: int = 256, together: int 
   sequences = 0
   for batch in batches:
     batch = {k: batch[k] for k in INPUTS if k in batch}
-    found, tokens, sound = jax.device_get(_sums(config, params, batch, size, together))
-    finite.check(config, sound, sequences)
+    found, tokens, bad = jax.device_get(_sums(config, params, batch, size, together))
+    finite.check(config, params, bad, sequences)
     mean.add(found, tokens)
-    sequences += len(sound)
+    sequences += len(bad)
   if not sequences:
     raise UserError('there are no batches to measure on.')
   if not mean.tokens:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lns_jax.config import ModelConfig
-from lns_jax.depth import effective
+from lns_jax.depth import effective, finite
 from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.errors import UserError
 from lns_jax.layers import schemes
@@ -109,20 +109,10 @@ def _sums(config: ModelConfig, params, batch, tokens: str, cls: bool):
                                read=_added(mask_BT))
   layers = [kept[l] for l in config.layer_ids]
   states = jnp.stack([kept[0]['out'], *(k['out'] for k in layers)])
-  bad = jnp.any(~jnp.isfinite(states), axis=-1) & (mask_BT > 0)
   angles, influences, counts = all_pairs(states, mask_BT)
   return {**{name: jnp.stack([k[name] for k in layers], axis=1) for name in layers[0] if name != 'out'},
           'variance': jnp.sum(hidden_variance(states) * mask_BT, axis=-1).T, 'tokens': jnp.sum(mask_BT, axis=-1),
-          'angles': angles, 'influences': influences, 'counts': counts,
-          'bad': jnp.any(bad, axis=(1, 2)),
-          'bad_at': jnp.stack(jnp.divmod(jnp.argmax(bad.reshape(len(states), -1), axis=1), states.shape[2]), axis=1)}
-
-
-def _check(config: ModelConfig, sums, sequences: int):
-  for state, (bad, (row, position)) in enumerate(zip(sums['bad'], sums['bad_at'])):
-    if bad:
-      place = f'layer {config.layer_ids[state - 1]}' if state else 'the embedding'
-      raise UserError(f'the output of {place} is not finite at token {position} of sequence {sequences + row}.')
+          'angles': angles, 'influences': influences, 'counts': counts, 'bad': finite.first_bad(states, mask_BT)}
 
 
 def means(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: bool = True, seed: int = 0) -> dict[str, Mean]:
@@ -133,7 +123,7 @@ def means(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: boo
   for batch in batches:
     batch = {k: batch[k] for k in INPUTS if k in batch}
     sums = jax.device_get(_sums(config, params, batch, tokens, cls))
-    _check(config, sums, found['variance'].sequences)
+    finite.check(config, params, sums['bad'], found['variance'].sequences)
     L = config.num_layers
     found['variance'].add(sums['variance'], sums['tokens'])
     found['angular'].add(sums['angles'][:, :, :-1], sums['counts'][:, :, :-1])
@@ -171,7 +161,7 @@ def profile(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: b
     'zero_vectors' []: share of pairs of a token's states left out because one is the zero vector.
 
   Raises:
-    UserError: no batch, no token with a non-zero state, or a state that is not finite (naming layer and token).
+    UserError: no batch, no token with a non-zero state, or a state that is not finite (see `finite`).
   """
   found = means(config, params, batches, tokens=tokens, cls=cls, seed=seed)
   root = lambda name: np.sqrt if name.endswith('_ratio') else lambda each: each
