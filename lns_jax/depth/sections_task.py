@@ -8,8 +8,8 @@ from lns_jax.depth import findings, plots
 from lns_jax.depth.plots import floats
 from lns_jax.depth.sections import Picture, Section, band_of
 
-AXIS = ('Bars are changes in percentage points: below zero the model is worse. Whiskers are 95% intervals over what the '
-        'task counts, questions or rows.')
+AXIS = ('Bars are changes in percentage points: below zero the model is worse. Whiskers are 95% intervals over what '
+        'the task counts, questions or rows.')
 
 
 def parts(models: Mapping[str, dict]) -> list[Section | None]:
@@ -38,8 +38,8 @@ def layers(models: Mapping[str, dict]) -> Section | None:
   if not measured:
     return None
   what = next(iter(measured.values()))['task']['what']
-  how = (f'The score is the {what}. One layer is taken out at a time and nothing is trained again: this is the paper\'s '
-         f'own measure of a layer (section 2.1, figures 2 and 7). {AXIS}')
+  how = (f'The score is the {what}. One layer is taken out at a time and nothing is trained again: this is the paper\'s'
+         f' own measure of a layer (section 2.1, figures 2 and 7). {AXIS}')
   def dearest(found):
     drops = _points(found['task_drop'])
     worst = int(np.nanargmin(drops))
@@ -82,8 +82,8 @@ def blocks(models: Mapping[str, dict]) -> Section | None:
     return f'{n} from layer {found["layer_ids"][int(np.nanargmin(lost[name][n - 1]))]} on in {name}'
   said = findings.listed([longest(*item) for item in measured.items()])
   return Section('Task accuracy without consecutive layers',
-                 'Cell (l, n) is the accuracy lost, in percentage points, without the layers l to l + n - 1, on one scale '
-                 'for all models; where a model gains, the colour is that of 0.',
+                 'Cell (l, n) is the accuracy lost, in percentage points, without the layers l to l + n - 1, on one '
+                 'scale for all models; where a model gains, the colour is that of 0.',
                  [f'The longest block that can go for less than one percentage point: {said}.'], pictures)
 
 
@@ -96,10 +96,10 @@ def pruning(models: Mapping[str, dict]) -> Section | None:
     band = band_of(found, 'task_prune_rise', lambda v: 100 * found['task_prune_baseline'] + np.append(0.0, _points(v)))
     return found['layers'] - np.arange(len(band.value)), band
   chance = next(iter(measured.values()))['task']['chance']
-  how = ('The layer whose removal costs least accuracy is taken out, then of the rest the one that costs least then, and '
-         'so on, without any retraining: accuracy against the number of layers kept, 95% intervals of the loss of '
-         'accuracy shaded. Of equal layers the first goes. The choice is made on the questions that it is judged on, so '
-         'that the curve flatters.')
+  how = ('The layer whose removal costs least accuracy is taken out, then of the rest the one that costs least then, '
+         'and so on, without any retraining: accuracy against the number of layers kept, 95% intervals of the change '
+         'shaded. Of equal layers the first goes. Layers are chosen on the rows that they are judged on, so that the '
+         'curve flatters.')
   how += '' if chance is None else ' The dashed line is what guessing scores.'
   def order(found):
     first = ', '.join(map(str, found['task_prune_order'][:5]))
