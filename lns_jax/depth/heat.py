@@ -11,8 +11,9 @@ from scipy import stats
 from lns_jax.config import ModelConfig
 from lns_jax.depth import finite
 from lns_jax.depth.estimate import Estimate
-from lns_jax.depth.jacobian import Streams, keys_of, numbered
+from lns_jax.depth.jacobian import Streams, numbered
 from lns_jax.depth.spectral import check_probes, enough, mean_over_probes
+from lns_jax.depth.states import keys_of
 from lns_jax.errors import UserError
 from lns_jax.models import layout
 

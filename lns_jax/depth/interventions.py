@@ -11,7 +11,7 @@ import numpy as np
 from lns_jax.config import ModelConfig
 from lns_jax.depth import finite, walk
 from lns_jax.depth.estimate import Mean
-from lns_jax.depth.states import INPUTS
+from lns_jax.depth.states import INPUTS, keys_of
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, param
 from lns_jax.layers.norms import wide
@@ -49,7 +49,7 @@ class Plan(typing.NamedTuple):
     return Plan(*(np.concatenate(pair) for pair in zip(self, other)))
 
 
-def _changes(whole: walk.Layer, parts: dict[str, walk.Layer], maps, key) -> dict[str, Callable]:
+def _changes(whole: walk.Layer, parts: dict[str, walk.Layer], maps, keys_B) -> dict[str, Callable]:
   """Kind -> (at, amount, x) -> x."""
   def added(i, x):
     return (whole(i, x) - x).astype(wide(x))
@@ -57,7 +57,7 @@ def _changes(whole: walk.Layer, parts: dict[str, walk.Layer], maps, key) -> dict
     return x + (amount * added(i, x)).astype(x.dtype)
   def noise(i, amount, x):
     delta = added(i, x)
-    draw = jax.random.normal(jax.random.fold_in(key, i), x.shape, delta.dtype)
+    draw = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, i), x.shape[1:], delta.dtype))(keys_B)
     size = amount * jnp.linalg.norm(delta, axis=-1, keepdims=True) / jnp.linalg.norm(draw, axis=-1, keepdims=True)
     return x + (delta + size * draw).astype(x.dtype)
   def linear(i, amount, x):
@@ -76,8 +76,11 @@ def _changes(whole: walk.Layer, parts: dict[str, walk.Layer], maps, key) -> dict
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _scores(config: ModelConfig, kinds: tuple[str, ...], score_fn: ScoreFn | None, params, batch, plan: Plan, removed,
-            maps, key):
-  """(scores of the model [G], those of each intervention [N, G], weights [G]); plan.kind: position in `kinds`."""
+            maps, seed, first):
+  """(scores of the model [G], those of each intervention [N, G], weights [G]); plan.kind: position in `kinds`.
+
+  first: number of the batch's first row in the whole sample, which its noise belongs to.
+  """
   x = transformer.embed(config, params, transformer.inputs(config, batch))
   ctx = attention.context(config, x, batch.get('segment_ids'))
   def kept(layer):
@@ -85,7 +88,7 @@ def _scores(config: ModelConfig, kinds: tuple[str, ...], score_fn: ScoreFn | Non
   whole = kept(walk.layer_at(config, params, ctx))
   parts = {sub: kept(walk.layer_at(config, params, ctx, (sub,))) for sub in ('attn', 'mlp')}
   before, last = walk.entering(whole, x, config.num_layers)
-  known = _changes(whole, parts, maps, key)
+  known = _changes(whole, parts, maps, keys_of(seed, first, len(x)))
   changes = [known[kind] for kind in kinds]
   def score(x):
     if score_fn is None:
@@ -109,7 +112,8 @@ def run(config: ModelConfig, params, batches, plan: Plan, *, removed=(), maps=No
     seed: of the bootstrap and of the noise.
 
   Raises:
-    UserError: no batch, a layer that does not exist, or a score that is not finite without any intervention.
+    UserError: no batch, nothing in them that is scored, a layer that does not exist, or a score that is not finite
+      without any intervention.
   """
   L = config.num_layers
   if not all(0 <= i < L for i in removed):
@@ -118,18 +122,21 @@ def run(config: ModelConfig, params, batches, plan: Plan, *, removed=(), maps=No
   used, kind = np.unique(plan.kind, return_inverse=True)  # only these are compiled
   kinds, plan = tuple(KINDS[k] for k in used), plan._replace(kind=kind.astype(np.int32))
   params = layout.stack(params, config)
-  baseline, change = Mean(seed), Mean(seed)
-  for number, batch in enumerate(batches):
+  baseline, change, first = Mean(seed), Mean(seed), 0
+  for batch in batches:
     if score_fn is None:
       batch = {k: batch[k] for k in (*INPUTS, 'targets', 'labels') if k in batch}
-    key = jax.random.fold_in(jax.random.key(seed), number)
-    whole, changed, weight = jax.device_get(_scores(config, kinds, score_fn, params, batch, plan, mask, maps, key))
+    whole, changed, weight = jax.device_get(
+        _scores(config, kinds, score_fn, params, batch, plan, mask, maps, seed, first))
     if not np.all(np.isfinite(whole)):
       finite.check_weights(params)
       raise UserError(f'the score of the whole model is not finite at sequence '
                       f'{baseline.sequences + int(np.argmin(np.isfinite(whole)))}.')
     baseline.add(whole, weight)
     change.add((changed - whole).T, weight)
+    first += len(next(iter(batch.values())))
   if not baseline.sequences:
     raise UserError('there are no batches to measure on.')
+  if not baseline.tokens:
+    raise UserError('there is nothing to score: every target is padding or masked.')
   return baseline, change

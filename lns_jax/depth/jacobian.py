@@ -19,7 +19,7 @@ from lns_jax.config import ModelConfig
 from lns_jax.depth import finite, walk
 from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.depth.spectral import Linear, check_probes, enough, mean_over_probes, singular, squares
-from lns_jax.depth.states import INPUTS
+from lns_jax.depth.states import INPUTS, keys_of
 from lns_jax.errors import UserError
 from lns_jax.layers import attention
 from lns_jax.layers.norms import wide
@@ -82,11 +82,6 @@ def numbered(batches):
     batch = {k: batch[k] for k in (*INPUTS, 'weights') if k in batch}
     yield first, batch
     first += len(next(iter(batch.values())))
-
-
-def keys_of(seed, first, B: int) -> jax.Array:
-  """A key for each sequence, by its number in the whole sample: results do not depend on the size of batches."""
-  return jax.vmap(lambda n: jax.random.fold_in(jax.random.key(seed), n))(first + jnp.arange(B))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))

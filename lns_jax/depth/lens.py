@@ -75,6 +75,8 @@ def logit_lens(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[s
   if not sequences:
     raise UserError('there are no batches to measure on.')
   tokens = means['lens_loss'].tokens
+  if not tokens:
+    raise UserError('there is nothing to predict: every target is padding or masked.')
   return {**{name: mean.estimate() for name, mean in means.items()},
           **effective.estimates('kl', effective.by_kl(means['lens_reverse_kl'].each()), config.num_layers, tokens),
           **effective.estimates('overlap', effective.by_overlap(means['lens_overlap'].each()), config.num_layers,

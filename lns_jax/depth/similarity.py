@@ -40,11 +40,24 @@ def hsic(x_SND: jax.Array, mask_N: jax.Array) -> tuple[jax.Array, jax.Array]:
   return jnp.where(defined, found, 0), defined.astype(w.dtype)
 
 
-def _dealt(v: jax.Array, axis: int, parts: int) -> jax.Array:
-  """An axis dealt like cards into `parts` equal hands, filled up with zeros: [..., N, ...] -> [..., n, parts, ...]."""
-  N = v.shape[axis]
-  v = jnp.pad(v, [(0, -N % parts if a == axis else 0) for a in range(v.ndim)])
-  return v.reshape(*v.shape[:axis], -1, parts, *v.shape[axis + 1:])
+def _slots(mask_BT: jax.Array, size: int, together: int) -> tuple[jax.Array, int, int]:
+  """(where each token goes in [G, M, size], flat [B, T]; G groups of rows; M mini-batches of a group).
+
+  Rows are dealt to groups like cards, and a group's tokens to its mini-batches: those alone that are real, so that
+  padding changes nothing. Padding goes to G * M * size.
+  """
+  B, T = mask_BT.shape
+  G, M = -(-B // together), -(-min(together, B) * T // size)
+  real_BT = mask_BT > 0
+  tokens_B = jnp.sum(real_BT, axis=1)
+  number_B = jnp.cumsum(tokens_B > 0) - 1
+  group_B = number_B % jnp.maximum(-(-(number_B[-1] + 1) // together), 1)
+  same_BB = group_B[:, None] == group_B
+  before_B = jnp.sum(jnp.tril(same_BB, -1) * tokens_B, axis=1)
+  hands_B = jnp.maximum(-(-jnp.sum(same_BB * tokens_B, axis=1) // size), 1)[:, None]
+  rank_BT = before_B[:, None] + jnp.cumsum(real_BT, axis=1) - 1
+  place_BT = (group_B[:, None] * M + rank_BT % hands_B) * size + rank_BT // hands_B
+  return jnp.where(real_BT, place_BT, G * M * size), G, M
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
@@ -52,23 +65,19 @@ def _sums(config: ModelConfig, params, batch, size: int, together: int):
   """(HSIC_1 times tokens [G, S, S], tokens [G]) of the groups of rows of a batch, `finite.first_bad` [B, S]."""
   mask_BT = counted(config, batch, 'all', True)
   states = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
-  bad = finite.first_bad(states, mask_BT)
-  S, B, T, D = states.shape
-  G = -(-B // together)
-  M = -(-(-(-B // G) * T) // size)
-  def minibatches(v, axis):  # [..., B, T, ...] -> [G * M, ..., n, ...]
-    v = _dealt(v, axis, G)
-    v = jnp.moveaxis(v, axis + 1, 0)
-    v = v.reshape(*v.shape[:axis + 1], -1, *v.shape[axis + 3:])
-    v = jnp.moveaxis(_dealt(v, axis + 1, M), axis + 2, 1)
-    return v.reshape(G * M, *v.shape[2:])
+  S, D = states.shape[0], states.shape[-1]
+  place_BT, G, M = _slots(mask_BT, size, together)
+  place_N = place_BT.reshape(-1)
+  x = jnp.zeros((S, G * M * size, D), states.dtype).at[:, place_N].set(states.reshape(S, -1, D), mode='drop')
+  mask = jnp.zeros(G * M * size).at[place_N].set(1, mode='drop')
   def one(part):
     x_SND, mask_N = part
     found, defined = hsic(x_SND, mask_N)
     n = defined * jnp.sum(mask_N)
     return n * found, n
-  found, n = jax.lax.map(one, (minibatches(states, 1), minibatches(mask_BT, 0)))
-  return jnp.sum(found.reshape(G, M, S, S), axis=1), jnp.sum(n.reshape(G, M), axis=1), bad
+  found, n = jax.lax.map(one, (jnp.swapaxes(x.reshape(S, G * M, size, D), 0, 1), mask.reshape(G * M, size)))
+  return (jnp.sum(found.reshape(G, M, S, S), axis=1), jnp.sum(n.reshape(G, M), axis=1),
+          finite.first_bad(states, mask_BT))
 
 
 def cka(config: ModelConfig, params, batches, *, size: int = 256, together: int = 8,
@@ -82,7 +91,7 @@ def cka(config: ModelConfig, params, batches, *, size: int = 256, together: int 
   Args:
     size: tokens of a mini-batch, at most.
     together: sequences whose tokens are mixed into the same mini-batches, so that these do not see one document each.
-      Of a batch every G-th one, G = ceil(B / together). They are what the interval resamples; a sample of `together`
+      Of a batch every G-th one, G = ceil(rows / together), rows of padding aside. They are what the interval resamples; a sample of `together`
       or fewer sequences has none to speak of.
 
   Returns 'cka' [L + 1, L + 1], the embedding first; NaN for a state that is the same for all tokens.

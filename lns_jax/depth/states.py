@@ -20,6 +20,11 @@ from lns_jax.models import transformer
 INPUTS = ('tokens', 'segment_ids', 'images', 'weights')
 
 
+def keys_of(seed, first, B: int) -> jax.Array:
+  """A key for each sequence, by its number in the whole sample: no draw depends on the size of batches."""
+  return jax.vmap(lambda n: jax.random.fold_in(jax.random.key(seed), n))(first + jnp.arange(B))
+
+
 def unit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
   """(x / |x| along the last axis, whether |x| > 0), in float32 or wider; a zero vector stays zero."""
   x = x.astype(wide(x))

@@ -133,7 +133,7 @@ def test_what_cannot_be_measured_is_said(case):
     mean_jacobian(config, p, [{k: np.zeros_like(v) for k, v in b.items()}], layers=(1, 4), probes=1)
   broken = layout.unstack(jax.tree.map(lambda a: a, p))
   broken['layers']['4']['mlp']['down'] *= np.nan
-  with pytest.raises(UserError, match='Jacobian of layer 4 is not finite in sequence 0'):
+  with pytest.raises(UserError, match='the weight layers/4/mlp/down is not finite'):
     mean_jacobian(config, broken, [b], layers=(1, 4), probes=1)
 
 

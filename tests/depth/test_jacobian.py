@@ -137,5 +137,5 @@ def test_what_cannot_be_measured_is_said(case):
     jacobian(config, p, [b], probes=3)
   broken = layout.unstack(p)
   broken['layers']['3']['mlp']['down'] = broken['layers']['3']['mlp']['down'].at[0, 0].set(jnp.nan)
-  with pytest.raises(UserError, match='Jacobian of layer 3 is not finite in sequence 0'):
+  with pytest.raises(UserError, match='the weight layers/3/mlp/down is not finite'):
     jacobian(config, broken, [b], **EXACT)

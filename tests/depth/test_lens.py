@@ -120,7 +120,7 @@ def broken(layer):
 
 def test_what_is_not_finite_is_named():
   b, other = batch(vocab=40), batch(vocab=40, seed=1)
-  with pytest.raises(UserError, match='layer 2 is not finite in sequence 0'):
+  with pytest.raises(UserError, match='the weight layers/2/mlp/down is not finite'):
     logit_lens(*broken('2'), [b])
   other['targets'][2, 0] = 40
   config = model(**SMALL)

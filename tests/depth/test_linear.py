@@ -142,9 +142,9 @@ def test_a_sample_that_is_too_small_is_refused():
     replaceability(config, p, [longer])
 
 
-def test_a_state_that_is_not_finite_is_named():
+def test_a_weight_that_is_not_finite_is_named():
   config, b = model(**SMALL), batch(vocab=40)
   p = params(config)
   p['layers']['2']['mlp']['down'] = p['layers']['2']['mlp']['down'].at[0, 0].set(jnp.inf)
-  with pytest.raises(UserError, match='layer 2 is not finite in sequence 0'):
+  with pytest.raises(UserError, match='the weight layers/2/mlp/down is not finite'):
     replaceability(config, p, [b])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lns_jax import depth
-from lns_jax.depth import interventions
+from lns_jax.depth import interventions, states
 from lns_jax.layers import attention, block
 from lns_jax.models import layout, loss, transformer
 from tiny import batch, model, params
@@ -41,7 +41,7 @@ def test_limits_and_swaps(scheme):
 def test_noise_is_as_large_as_asked_token_by_token():
   whole = lambda i, x: x * 1.5 + 2.0
   x = jax.random.normal(jax.random.key(0), (2, 5, 8))
-  noise = interventions._changes(whole, {}, None, jax.random.key(1))['noise']
+  noise = interventions._changes(whole, {}, None, states.keys_of(1, 0, 2))['noise']
   added = whole(0, x) - x
   extra = noise(0, 0.3, x) - x - added
   np.testing.assert_allclose(jnp.linalg.norm(extra, axis=-1), 0.3 * jnp.linalg.norm(added, axis=-1), rtol=1e-5)

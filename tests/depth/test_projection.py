@@ -75,5 +75,5 @@ def test_what_cannot_be_drawn_is_an_error():
     with pytest.raises(UserError, match='3 real tokens or more, the sample has 0'):
       project(config, p, batches)
   p['embed']['table'] = p['embed']['table'].at[int(b['tokens'][1, 0])].set(np.nan)
-  with pytest.raises(UserError, match='the embedding is not finite in sequence'):
+  with pytest.raises(UserError, match='the weight embed/table is not finite'):
     project(config, p, [b])

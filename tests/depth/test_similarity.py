@@ -67,23 +67,24 @@ def test_small_mini_batches_have_no_bias():
 
 def naive(config, p, batches, size, together):
   """CKA in float64 by the printed formula, group by group."""
-  total = weight = 0
+  total, weight, parts = 0, 0, []
   for b in batches:
     states = np.asarray(STATES(config, p, b['tokens'], segment_ids=b['segment_ids']), np.float64)
     real = b['segment_ids'] > 0
     G = -(-len(real) // together)
-    M = -(-(-(-len(real) // G) * real.shape[1]) // size)
-    for g, m in itertools.product(range(G), range(M)):
-      x, ok = (v.reshape(*v.shape[:-3], -1, v.shape[-1]) for v in (states[:, g::G], real[g::G, :, None]))
-      x = x[:, m::M][:, ok[m::M, 0]]
-      n = x.shape[1]
-      if n < 4:
-        continue
-      k = np.einsum('snd,smd->snm', x, x) * (1 - np.eye(n))
-      one = np.ones(n)
-      h = np.array([[np.trace(a @ b) + (one @ a @ one) * (one @ b @ one) / (n - 1) / (n - 2)
-                     - 2 / (n - 2) * (one @ a @ b @ one) for b in k] for a in k]) / n / (n - 3)
-      total, weight = total + n * h, weight + n
+    for g in range(G):
+      x = states[:, g::G][:, real[g::G]]
+      M = -(-x.shape[1] // size)
+      parts += [x[:, m::M] for m in range(M)]
+  for x in parts:
+    n = x.shape[1]
+    if n < 4:
+      continue
+    k = np.einsum('snd,smd->snm', x, x) * (1 - np.eye(n))
+    one = np.ones(n)
+    h = np.array([[np.trace(a @ b) + (one @ a @ one) * (one @ b @ one) / (n - 1) / (n - 2)
+                   - 2 / (n - 2) * (one @ a @ b @ one) for b in k] for a in k]) / n / (n - 3)
+    total, weight = total + n * h, weight + n
   return normalised(total / weight), weight
 
 
@@ -107,8 +108,12 @@ def test_rows_of_padding_and_the_split_into_batches_change_nothing():
   once = cka(config, p, [b], together=4)['cka'].value
   halves = [{k: v[part::2] for k, v in b.items()} for part in (0, 1)]
   np.testing.assert_allclose(cka(config, p, halves, together=4)['cka'].value, once, rtol=1e-5)
-  padded = [{k: np.concatenate([v, 0 * v[:4]]) for k, v in h.items()} for h in halves]
-  np.testing.assert_allclose(cka(config, p, padded, together=8)['cka'].value, once, rtol=1e-5)
+  dealt = cka(config, p, [b], size=10, together=4)['cka'].value
+  for places in (np.arange(8), np.arange(8) + 4, np.arange(8) * 2):
+    padded = {k: np.zeros((16, *v.shape[1:]), v.dtype) for k, v in b.items()}
+    for k in b:
+      padded[k][places] = b[k]
+    np.testing.assert_allclose(cka(config, p, [padded], size=10, together=4)['cka'].value, dealt, rtol=1e-5)
 
 
 @pytest.mark.parametrize('loop', ['unrolled', 'scan'])
@@ -133,5 +138,5 @@ def test_what_cannot_be_compared_is_an_error():
   with pytest.raises(UserError, match='4 tokens or more'):
     cka(config, p, [b], size=3)
   p['layers']['3']['mlp']['down'] = p['layers']['3']['mlp']['down'].at[0, 0].set(np.inf)
-  with pytest.raises(UserError, match='layer 3 is not finite in sequence 0'):
+  with pytest.raises(UserError, match='the weight layers/3/mlp/down is not finite'):
     cka(config, p, [b])

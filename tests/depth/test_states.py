@@ -115,15 +115,17 @@ def test_a_block_that_does_nothing_is_at_no_distance(loop):
   assert found['angular'].value[0, 1] == 0.0 and found['block_influence'].value[1] == 0.0
 
 
-def test_a_non_finite_state_names_layer_and_token():
-  config, b = model(num_layers=3), batch(segments=False)
+def test_a_state_that_is_not_finite_names_layer_sequence_and_token():
+  """Of finite weights, whose products are not; padding is not looked at."""
+  config, b = model(num_layers=3), batch(rows=2)
+  b['segment_ids'][0] = b['segment_ids'][1, :3] = 0
   p = params(config)
-  p['embed']['table'] = p['embed']['table'].at[int(b['tokens'][1, 5])].set(jnp.nan)
-  with pytest.raises(UserError, match='the embedding is not finite'):
-    depth.variance(config, p, [b])
-  p = params(config)
-  p['layers']['2']['mlp']['down'] = p['layers']['2']['mlp']['down'].at[0, 0].set(jnp.inf)
-  with pytest.raises(UserError, match='layer 2 is not finite at token 0 of sequence 0'):
+  for name in ('gate', 'up'):
+    p['layers']['2']['mlp'][name] *= 1e30
+  with pytest.raises(UserError, match='the output of layer 2 is not finite at token 3 of sequence 3.'):
+    depth.variance(config, p, [{k: 0 * v for k, v in b.items()}, b])
+  p['layers']['3']['attn']['q'] = p['layers']['3']['attn']['q'].at[0, 0, 0].set(jnp.nan)
+  with pytest.raises(UserError, match='the weight layers/3/attn/q is not finite'):
     depth.variance(config, p, [b])
 
 
