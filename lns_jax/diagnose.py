@@ -1,8 +1,10 @@
 """A diagnosis: every measure of depth, of one model or of several, kept measure by measure, as numbers and a report."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
@@ -17,13 +19,13 @@ from lns_jax.config import MeshConfig, ModelConfig
 from lns_jax.data import choices
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.data import sample as sample_lib
-from lns_jax.depth import diagnosis, measures, record, scorecard, tasks
+from lns_jax.depth import diagnosis, finite, measures, record, scorecard, tasks
 from lns_jax.depth.estimate import Estimate
 from lns_jax.depth.interventions import ScoreFn
 from lns_jax.errors import UserError
 from lns_jax.interop.load import load, load_run_config
 from lns_jax.layers import param
-from lns_jax.models import by_layer, layout
+from lns_jax.models import layout
 from lns_jax.train import log, resume, run_info
 from lns_jax.train.evaluate import place
 from lns_jax.train.run import say
@@ -115,17 +117,21 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     {'models': {name: scorecard}, 'report', 'seconds'}.
 
   Raises:
-    UserError: before anything is written, for a model, text, task or measure that cannot be used.
+    UserError: before anything is written, for a model, text, task, measure or folder that cannot be used; later, for
+      what a measure refuses, or a disk that is full.
   """
   start = time.perf_counter()
+  if tokens < 1:
+    raise UserError(f'--tokens={tokens} leaves nothing to measure on; it must be 1 or more.')
+  _check_out(pathlib.Path(out).expanduser().absolute())
   opened = {name: _open(path, dtype) for name, path in _names(models).items()}
   tables = {name: measures.choose(chosen, config, bool(task)) for name, (_, config, *_) in opened.items()}
   samples = {name: _sample(path, config, tokenizer, text, tokens, seq_len)
              for name, (path, config, _, tokenizer) in opened.items()}
   scored = {name: _task(path, config, tokenizer, task, samples[name])
             for name, (path, config, _, tokenizer) in opened.items()}
-  out = resume.open_workdir(out)
-  with resume.alone(out):
+  out = resume.open_workdir(out, '--out')
+  with resume.alone(out, '--out'), _explained():
     found, arrays = {}, {}
     for name in opened:
       found[name], arrays[name] = _measure(out / name, name, opened[name], tables[name], samples[name], scored[name],
@@ -140,8 +146,29 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
           'seconds': time.perf_counter() - start}
 
 
+def _check_out(out: pathlib.Path):
+  """Refuses a run folder, whose own files would be overwritten, and the folders of its checkpoints."""
+  for folder in (out, *out.parents):
+    if folder == out and (out / 'checkpoints').is_dir():
+      raise UserError(f'--out={out} is a run folder, whose own files would be overwritten; {out / "depth"} would do.')
+    if folder.name == 'checkpoints' and (folder.parent / 'metrics.jsonl').exists():
+      raise UserError(f'--out={out} is among the checkpoints of a run; {folder.parent / "depth"} would do.')
+
+
+@contextlib.contextmanager
+def _explained():
+  """What a disk refuses, as a sentence."""
+  try:
+    yield
+  except OSError as e:
+    raise UserError(f'{e.filename or "a result"} cannot be written: {e.strerror or e}.') from e
+
+
 def _names(models: Sequence[str]) -> dict[str, str]:
   """A short name for each path: its last parts, as many as tell them apart."""
+  if not models or not all(models):
+    raise UserError('--model must name run folders, separated by commas; ' + (
+        'one of the names is empty.' if models else 'it is empty.'))
   paths = [pathlib.Path(m).expanduser().absolute() for m in models]
   if len(set(paths)) < len(paths):
     raise UserError(f'{next(m for m, p in zip(models, paths) if paths.count(p) > 1)} is given twice.')
@@ -154,13 +181,13 @@ def _names(models: Sequence[str]) -> dict[str, str]:
 
 def _open(path: str, dtype: str):
   """(path, config, stacked parameters, tokenizer); refuses weights that are not finite."""
+  if dtype:
+    param.dtypes(ModelConfig(precision=dtype))  # what this machine cannot do is known before anything is cast
   config, params, tokenizer = load(path, dtype=dtype or None)
+  finite.check_weights(params, path)
   # One compiled body serves all layers, which is what a change of depth needs.
   config = dataclasses.replace(config, loop='scan', precision=dtype or config.precision)
   params = layout.stack(params, config)
-  for name, leaf in by_layer.leaves(params):
-    if not bool(jax.numpy.all(jax.numpy.isfinite(leaf))):
-      raise UserError(f'{path}: the weights {name} hold numbers that are not finite; there is nothing to measure.')
   return path, config, params, tokenizer
 
 
@@ -174,8 +201,8 @@ def _sample(path: str, config: ModelConfig, tokenizer, text: str, tokens: int, s
   if text or seq_len:
     data = config_lib.changed(run, {'data': {'source': text or run.data.source,
                                              'seq_len': seq_len or run.data.seq_len}}).data
-    rows, digest = sample_lib.rows(data, tokenizer, tokens)
-    words = f'{len(rows)} rows of {data.source}'
+    rows, digest, broken = sample_lib.rows(data, tokenizer, tokens)
+    words = f'{len(rows)} rows of {data.source}' + (f', {broken} documents of which are not UTF-8' if broken else '')
   else:
     dataset = dataset_lib.open(run)
     rows = [dataset.row('validation', i) for i in range(min(tokens, dataset.rows_within('validation', tokens)))]
@@ -221,14 +248,14 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
   mask = MASKS[config.family]
   say(f'{name}: {len(table)} measures on {sample.words}, in {compute} with {weights} weights; {mask}'
       + (f'; {task.about["what"]}' if task else ''))
-  with tqdm.tqdm(total=round(sum(costs.values())), unit='row', desc=name, mininterval=0.5, dynamic_ncols=True,
+  with tqdm.tqdm(total=math.ceil(sum(costs.values())), unit='row', desc=name, mininterval=0.5, dynamic_ncols=True,
                  disable=jax.process_index() != 0) as bar, sharding.use(mesh):
     params = jax.device_put(params, sharding.replicated(mesh))
     about_model = _about(config, params, seed)
     for kind, measure in table.items():
       bar.set_postfix_str(kind)
       rows = on[kind].part(measure.share)
-      about = about_model | {'sample': on[kind].hash, 'rows': len(rows), 'measure': kind}
+      about = about_model | {'rows': _digest(rows), 'measure': kind}
       kept = record.load(folder / f'{kind}.npz')
       if kept is None or {k: v for k, v in kept[1].items() if k != 'seconds'} != about:
         start = time.perf_counter()
@@ -253,9 +280,15 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
 
 def _about(config: ModelConfig, params, seed: int) -> dict:
   """What decides the numbers of every measure, beside the measure itself and its rows."""
-  digest = hashlib.sha256()
-  for leaf in jax.tree.leaves(jax.device_get(params)):
-    digest.update(np.ascontiguousarray(leaf).view(np.uint8))
   settings = json.dumps(config_lib.to_dict(config), sort_keys=True, default=str)
-  return {'weights': digest.hexdigest(), 'config': hashlib.sha256(settings.encode()).hexdigest(),
+  return {'weights': _digest(jax.device_get(params)), 'config': hashlib.sha256(settings.encode()).hexdigest(),
           'seed': seed}
+
+
+def _digest(tree) -> str:
+  """sha256 (hex) of a tree's arrays and their shapes."""
+  digest = hashlib.sha256()
+  for leaf in jax.tree.leaves(tree):
+    digest.update(f'{leaf.dtype}{leaf.shape}'.encode())
+    digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))
+  return digest.hexdigest()

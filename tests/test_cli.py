@@ -96,7 +96,7 @@ def test_help_may_be_cut_short_by_its_reader():
 def test_a_run_folder_that_cannot_be_made_is_refused(tmp_path):
   (tmp_path / 'file').write_text('')
   run = command(PRETRAIN, '--config=quickstart:tiny', f'--workdir={tmp_path}/file/run')
-  assert run.returncode == 1 and 'cannot be used as a run folder' in run.stderr
+  assert run.returncode == 1 and 'cannot be used as --workdir' in run.stderr
 
 
 def test_evaluate_and_compare_say_what_is_missing(tmp_path):

@@ -9,7 +9,7 @@ from lns_jax.data.order import Batch
 from lns_jax.errors import UserError
 
 
-def rows(data: DataConfig, tokenizer: tokenizers.Tokenizer, tokens: int) -> tuple[list[Batch], str]:
+def rows(data: DataConfig, tokenizer: tokenizers.Tokenizer, tokens: int) -> tuple[list[Batch], str, int]:
   """The first packed rows of a source, held-out documents before others where the source tells them apart.
 
   Args:
@@ -17,7 +17,8 @@ def rows(data: DataConfig, tokenizer: tokenizers.Tokenizer, tokens: int) -> tupl
     tokens: predictions wanted; the last row is left out where it would exceed them, unless it is the only one.
 
   Returns:
-    rows: 'tokens', 'targets', 'segment_ids', int32 [T]. hash: of the whole source.
+    rows: 'tokens', 'targets', 'segment_ids', int32 [T]. hash: of the whole source. broken: documents read whose bytes
+    are not all UTF-8; U+FFFD stands for those that are not.
 
   Raises:
     UserError: for a source that cannot be read, or without a token.
@@ -33,7 +34,7 @@ def rows(data: DataConfig, tokenizer: tokenizers.Tokenizer, tokens: int) -> tupl
     seen += size
   if not found:
     raise UserError(f"no tokens in {data.source}: {dropped['empty']} empty documents and no other.")
-  return found, source.hash
+  return found, source.hash, dropped['non_utf8']
 
 
 def _packed(parts: list[readers.Part], data: DataConfig, tokenizer, dropped: Counter) -> Iterator[packing.Row]:

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import zipfile
 
 import numpy as np
 
@@ -49,7 +48,7 @@ def save(path: pathlib.Path, found: dict, about: dict):
       arrays[name] = value
     else:
       plain[name] = files.finite(value)
-  head = json.dumps({'about': about, 'tokens': tokens, 'plain': plain})
+  head = json.dumps({'about': about, 'tokens': tokens, 'plain': plain, 'arrays': sorted(arrays)})
   with files.whole(path, 'wb') as file:
     np.savez_compressed(file, head=np.array(head), **arrays)
 
@@ -59,9 +58,9 @@ def load(path: pathlib.Path) -> tuple[dict, dict] | None:
   try:
     with np.load(path) as saved:
       head = json.loads(str(saved['head']))
-      names = [n for n in saved.files if n != 'head' and n.rpartition('.')[0] not in head['tokens']]
-      found = {name: Estimate(*(saved[f'{name}.{part}'] for part in PARTS), tokens)
-               for name, tokens in head['tokens'].items()}
-      return found | {n: saved[n] for n in names} | head['plain'], head['about']
-  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+      arrays = {name: saved[name] for name in head['arrays']}
+    found = {name: Estimate(*(arrays.pop(f'{name}.{part}') for part in PARTS), tokens)
+             for name, tokens in head['tokens'].items()}
+    return found | arrays | head['plain'], head['about']
+  except Exception:  # what a damaged .npz file raises depends on which of its bytes is wrong
     return None

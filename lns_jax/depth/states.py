@@ -141,6 +141,8 @@ def means(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: boo
       found[f'{name}_cosine'].add(sums[f'{name}_cosine'], sums[f'{name}_count'])
   if not found['variance'].sequences:
     raise UserError('there are no batches to measure on.')
+  if not found['angular'].tokens:
+    raise UserError('no valid tokens: every state is padding or a zero vector.')
   return found
 
 
@@ -171,8 +173,6 @@ def profile(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: b
   found = means(config, params, batches, tokens=tokens, cls=cls, seed=seed)
   root = lambda name: np.sqrt if name.endswith('_ratio') else lambda each: each
   estimates = {name: mean.estimate(root(name)) for name, mean in found.items()}
-  if not estimates['angular'].tokens:
-    raise UserError('no valid tokens: every state is padding or a zero vector.')
   cosine = np.mean([found[f'{name}_cosine'].each() for name in (*schemes.SUBLAYERS, 'layer')], axis=0)
   return estimates | effective.estimates('cosine', effective.by_cosine(cosine), config.num_layers,
                                          found['layer_cosine'].tokens)

@@ -24,12 +24,12 @@ FREE = ('eval', 'checkpoint', 'train.log_every', 'train.layer_stats_every', 'tra
         'data.source', 'data.data_dir', 'data.text_field', 'data.tokenizer')
 
 
-def open_workdir(workdir: str | pathlib.Path) -> pathlib.Path:
-  """Creates the run folder. Raises UserError when it cannot be written or is not on a local disk."""
+def open_workdir(workdir: str | pathlib.Path, flag: str = '--workdir') -> pathlib.Path:
+  """Creates the folder that `flag` names. Raises UserError when it cannot be written or is not on a local disk."""
   if not str(workdir):
-    raise UserError('--workdir must be given: it is empty.')
+    raise UserError(f'{flag} must be given: it is empty.')
   if '://' in str(workdir):
-    raise UserError(f'{workdir} is not a local folder, which a run folder must be; copy it there when the run is done.')
+    raise UserError(f'{workdir} is not a local folder, which {flag} must be; copy it there when all is done.')
   path = pathlib.Path(workdir).expanduser().absolute()
   try:
     path.mkdir(parents=True, exist_ok=True)
@@ -37,18 +37,18 @@ def open_workdir(workdir: str | pathlib.Path) -> pathlib.Path:
     probe.touch()
     probe.unlink()
   except OSError as e:
-    raise UserError(f'{path} cannot be used as a run folder: {e.strerror}.') from None
+    raise UserError(f'{path} cannot be used as {flag}: {e.strerror}.') from None
   return path
 
 
 @contextlib.contextmanager
-def alone(workdir: pathlib.Path):
-  """Holds the run folder for this process. Raises UserError when another one trains in it."""
+def alone(workdir: pathlib.Path, flag: str = '--workdir'):
+  """Holds the folder that `flag` names for this process. Raises UserError when another one does."""
   with open(workdir / '.lock', 'w') as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-      raise UserError(f'another process is training in {workdir}; wait for it, or use another --workdir.') from None
+      raise UserError(f'another process is at work in {workdir}; wait for it, or use another {flag}.') from None
     yield
 
 
