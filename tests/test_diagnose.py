@@ -2,14 +2,23 @@
 
 import dataclasses
 import json
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 
+import tiny
+from lns_jax import config as config_lib
 from lns_jax import diagnose, presets
 from lns_jax.depth import record
 from lns_jax.errors import UserError
-from lns_jax.train import loop
+from lns_jax.interop.load import load_run_config
+from lns_jax.train import checkpoint, loop, resume
 
 CHOSEN = ('profile', 'layer_drop', 'theory')
 
@@ -40,14 +49,122 @@ def test_numbers_report_and_a_second_call_that_measures_nothing(run, tmp_path, m
 
 def test_what_cannot_be_used_is_said_before_anything_is_written(run, tmp_path):
   (tmp_path / 'empty.txt').write_text('')
+  (tmp_path / 'fresh' / 'checkpoints').mkdir(parents=True)
   for kwargs, words in (({'chosen': ['profil']}, "no measure 'profil'.*Did you mean 'profile'"),
+                        ({'chosen': ['']}, "no measure ''.*Known: block_drop"),
                         ({'text': str(tmp_path / 'empty.txt')}, 'empty'),
-                        ({'seq_len': 4096}, 'longer than the 128 positions')):
+                        ({'text': str(tmp_path / 'none.txt')}, 'none.txt.*does not exist'),
+                        ({'seq_len': 4096}, 'longer than the 128 positions'),
+                        ({'tokens': 0}, '--tokens=0.*1 or more'),
+                        ({'dtype': 'float64'}, 'JAX_ENABLE_X64=1'),
+                        ({'models': [str(run)] * 2}, 'given twice'), ({'models': []}, '--model.*empty'),
+                        ({'models': [str(run), '']}, 'one of the names is empty'),
+                        ({'models': [str(tmp_path)]}, 'is not a run folder: it has no checkpoints'),
+                        ({'models': [str(tmp_path / 'fresh')]}, 'holds no finished checkpoint yet')):
     with pytest.raises(UserError, match=words):
-      diagnose.diagnose([str(run)], tmp_path / 'out', **kwargs)
-  with pytest.raises(UserError, match='given twice'):
-    diagnose.diagnose([str(run), str(run)], tmp_path / 'out')
+      diagnose.diagnose(**{'models': [str(run)], 'out': tmp_path / 'out', **kwargs})
   assert not (tmp_path / 'out').exists()
+
+
+def test_a_folder_that_is_not_free_for_results_is_refused(run, tmp_path):
+  before = {p: p.read_bytes() for p in run.rglob('*') if p.is_file()}
+  (tmp_path / 'file').write_text('')
+  (tmp_path / 'taken' / 'pre').mkdir(parents=True)
+  (tmp_path / 'taken' / 'pre' / 'theory.npz').mkdir()
+  with resume.alone(tmp_path / 'taken'):
+    for out, words in (('', '--out must be given'), (run, f'is a run folder.*{run}/depth would do'),
+                       (run / 'checkpoints' / 'depth', 'among the checkpoints'),
+                       (tmp_path / 'file', 'cannot be used as --out'), (tmp_path / 'file' / 'x', 'cannot be used as --out'),
+                       (tmp_path / 'taken', 'another process is at work.*another --out')):
+      with pytest.raises(UserError, match=words):
+        diagnose.diagnose([str(run)], out, tokens=2048, chosen=['theory'])
+  with pytest.raises(UserError, match='pre/theory.npz.* cannot be written'):
+    diagnose.diagnose([str(run)], tmp_path / 'taken', tokens=2048, chosen=['theory'])
+  assert not (tmp_path / 'taken' / 'depth.json').exists()
+  assert before == {p: p.read_bytes() for p in run.rglob('*') if p.is_file()}
+
+
+def saved(workdir, run, num_layers: int, change=lambda params: None):
+  """A run folder of an untrained model with the settings and the tokenizer of another."""
+  _, config = load_run_config(run)
+  config = dataclasses.replace(config, model=tiny.rebuilt(config.model, num_layers=num_layers))
+  params = tiny.params(dataclasses.replace(config.model, loop='unrolled'))
+  change(params)
+  with checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver:
+    saver.save(1, params=params, opt_state={'count': np.zeros(1)}, data={}, config=config_lib.to_dict(config))
+  shutil.copytree(run / 'tokenizer', workdir / 'tokenizer')
+  return str(workdir)
+
+
+def test_a_weight_that_is_not_finite_is_named_with_its_model_and_layer(run, tmp_path):
+  def spoil(params):
+    params['layers']['3']['mlp']['up'] = params['layers']['3']['mlp']['up'].at[1, 2].set(np.nan)
+  bad = saved(tmp_path / 'bad', run, 3, spoil)
+  with pytest.raises(UserError, match='bad: the weight layers/3/mlp/up is not finite'):
+    diagnose.diagnose([str(run), bad], tmp_path / 'out', tokens=2048)
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_model_with_one_layer_is_measured_where_nothing_needs_a_second(run, tmp_path):
+  one = saved(tmp_path / 'one', run, 1)
+  for name in ('layer_drop', 'perturb', 'prune', 'block_drop', 'linear'):
+    with pytest.raises(UserError, match=f'{name} needs a model with 2 layers or more, this one has 1'):
+      diagnose.diagnose([one], tmp_path / 'out', chosen=[name])
+  diagnose.diagnose([one], tmp_path / 'out', tokens=1, chosen=('profile', 'theory', 'lens', 'cka'))
+  written = json.loads((tmp_path / 'out' / 'depth.json').read_text())
+  assert written['layers'] == 1 and len(written['variance']) == 2 and 'at least 4' in written['growth']
+  assert written['measures']['profile']['rows'] == 1  # the sample is never less than a row
+
+
+def test_text_that_is_not_utf8_or_shorter_than_a_row_is_measured_and_said(run, tmp_path):
+  (tmp_path / 'latin.txt').write_bytes('café au lait'.encode('latin-1'))
+  diagnose.diagnose([str(run)], tmp_path / 'out', text=str(tmp_path / 'latin.txt'), chosen=['theory', 'theory'])
+  written = json.loads((tmp_path / 'out' / 'depth.json').read_text())
+  assert '1 rows of' in written['sample'] and '1 documents of which are not UTF-8' in written['sample']
+
+
+def test_what_is_kept_is_taken_again_when_it_is_damaged_or_of_another_sample(run, tmp_path):
+  out = tmp_path / 'out'
+  def found(seq_len=128):
+    diagnose.diagnose([str(run)], out, tokens=2048, chosen=['theory'], seq_len=seq_len)
+    return without_times(json.loads((out / 'depth.json').read_text()))
+  whole = found()
+  kept = out / 'pre' / 'theory.npz'
+  for path in (out / 'depth.json', out / 'pre' / 'depth.json', kept):
+    path.write_bytes(path.read_bytes()[:-20])
+  assert found() == whole
+  shorter = found(64)  # as many rows of the same text
+  assert shorter['measures']['theory']['rows'] == whole['measures']['theory']['rows']
+  assert shorter['theory_log_bound'] != whole['theory_log_bound']
+
+
+def without_times(written: dict) -> dict:
+  return written | {'measures': {kind: {k: v for k, v in taken.items() if k != 'seconds'}
+                                 for kind, taken in written['measures'].items()}}
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_of_a_measure_it_goes_on_to_the_same_numbers(run, tmp_path):
+  command = [sys.executable, str(pathlib.Path(__file__).parent.parent / 'experiments/diagnose.py'), f'--model={run}',
+             '--tokens=2048', '--measures=profile,jacobian,layer_drop,perturb']
+  def start(out):
+    return subprocess.Popen([*command, f'--out={out}'], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+  for done in ('profile', 'layer_drop', 'jacobian'):  # in the table's order: killed in what follows it
+    process = start(tmp_path / 'killed')
+    while not (tmp_path / 'killed' / 'pre' / f'{done}.npz').exists():
+      assert process.poll() is None, process.stderr.read()
+      time.sleep(0.02)
+    time.sleep(0.5)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / 'killed' / 'depth.json').exists()
+  kept = {p: p.stat().st_mtime_ns for p in (tmp_path / 'killed' / 'pre').glob('*.npz')}
+  assert {p.stem for p in kept} == {'profile', 'layer_drop', 'jacobian'}
+  for out in ('killed', 'whole'):
+    assert start(tmp_path / out).wait() == 0
+  assert all(p.stat().st_mtime_ns == then for p, then in kept.items())
+  killed, whole = (json.loads((tmp_path / out / 'depth.json').read_text()) for out in ('killed', 'whole'))
+  assert without_times(killed) == without_times(whole)
 
 
 def test_what_a_measure_found_is_read_back_as_it_was(tmp_path):
@@ -56,5 +173,21 @@ def test_what_a_measure_found_is_read_back_as_it_was(tmp_path):
   found, about = record.load(tmp_path / 'x.npz')
   assert about == {'seed': 0} and found['word'] == 'b' and found['list'] == [1, 2] and found['a'].tokens == 7
   np.testing.assert_array_equal(found['a'].value, e.value)
-  (tmp_path / 'x.npz').write_bytes((tmp_path / 'x.npz').read_bytes()[:-40])
-  assert record.load(tmp_path / 'x.npz') is None and record.load(tmp_path / 'y.npz') is None
+  assert record.load(tmp_path / 'y.npz') is None
+
+
+def test_a_damaged_file_is_none_or_what_it_was(tmp_path):
+  path, e = tmp_path / 'x.npz', record.Estimate(np.arange(3.0), np.zeros(3), np.ones(3), 7.0)
+  record.save(path, {'a': e, 'word': 'b', 'b': np.arange(5)}, {'seed': 0})
+  whole, bits = path.read_bytes(), np.random.default_rng(0).integers(0, 8, 10_000)
+  damaged = [whole[:i] + bytes([byte ^ 1 << bits[i]]) + whole[i + 1:] for i, byte in enumerate(whole) if i % 3 == 0]
+  damaged += [whole[:i] for i in range(0, len(whole), 50)] + [b'{}']
+  for content in damaged:
+    path.write_bytes(content)
+    loaded = record.load(path)
+    if loaded is not None:
+      found, about = loaded
+      assert about == {'seed': 0} and found['word'] == 'b' and found.keys() == {'a', 'b', 'word'}
+      np.testing.assert_array_equal(found['b'], np.arange(5))
+      for part in record.PARTS:
+        np.testing.assert_array_equal(getattr(found['a'], part), getattr(e, part))
