@@ -28,6 +28,7 @@ from lns_jax.train.run import say
 
 TOKENS = 262_144  # the paper's, for its angular distances
 BATCH_TOKENS = 4096  # positions whose states exist at a time
+MASKS = {'decoder': 'padding counts nowhere, and no document sees another', 'vit': 'every patch and the CLS token count'}
 LEAST_ROWS = 16  # of a measure's part of the sample: an interval over fewer sequences says little
 
 
@@ -42,6 +43,12 @@ class Sample:
   def part(self, share: float) -> list[dict[str, np.ndarray]]:
     """The first rows: that share of them, but not too few for an interval."""
     return self.rows[:max(round(share * len(self.rows)), min(LEAST_ROWS, len(self.rows)))]
+
+
+def _size(rows: list[dict[str, np.ndarray]]) -> dict[str, int]:
+  """Rows, and of text the tokens in them that are not padding."""
+  text = 'segment_ids' in rows[0]
+  return {'rows': len(rows)} | ({'tokens': sum(int((row['segment_ids'] > 0).sum()) for row in rows)} if text else {})
 
 
 class Batches:
@@ -147,7 +154,7 @@ def _sample(path: str, config: ModelConfig, tokenizer, text: str, tokens: int, s
     rows = [dataset.row('validation', i) for i in range(min(tokens, dataset.rows_within('validation', tokens)))]
     digest, words = dataset.hash, f'the first {len(rows)} rows of the validation split'
   if tokenizer is not None:
-    words += f', {sum(int((row["segment_ids"] > 0).sum()) for row in rows):,} tokens'
+    words += f', {_size(rows)["tokens"]:,} tokens'
   return Sample(rows, words, digest)
 
 
@@ -159,7 +166,9 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
   mesh = sharding.make_mesh(MeshConfig())
   everything, taken = {}, {}
   costs = {kind: m.passes(config) * len(sample.part(m.share)) for kind, m in table.items()}
-  say(f'{name}: {len(table)} measures on {sample.words}')
+  weights, compute = param.dtypes(config)
+  mask = MASKS[config.family]
+  say(f'{name}: {len(table)} measures on {sample.words}, in {compute} with {weights} weights; {mask}')
   with tqdm.tqdm(total=round(sum(costs.values())), unit='row', desc=name, mininterval=0.5, dynamic_ncols=True,
                  disable=jax.process_index() != 0) as bar, sharding.use(mesh):
     params = jax.device_put(params, sharding.replicated(mesh))
@@ -179,10 +188,10 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
       else:
         bar.update(costs[kind])
       everything |= kept[0]
-      taken[kind] = {key: kept[1][key] for key in ('rows', 'seconds')}
+      taken[kind] = _size(rows) | {'seconds': kept[1]['seconds']}
   result = record.make(name, config, everything) | {
-      'path': str(path), 'scheme': config.scheme, 'dtype': str(param.dtypes(config)[1]), 'sample': sample.words,
-      'measures': taken}
+      'path': str(path), 'scheme': config.scheme, 'dtype': str(compute), 'weights_dtype': str(weights),
+      'sample': sample.words, 'mask': mask, 'measures': taken}
   result = files.finite(result)
   files.write_json(folder / 'depth.json', result)
   return result, {name: e.value for name, e in everything.items() if isinstance(e, Estimate)}

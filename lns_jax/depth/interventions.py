@@ -13,7 +13,7 @@ from lns_jax.depth import walk
 from lns_jax.depth.estimate import Mean
 from lns_jax.depth.states import INPUTS
 from lns_jax.errors import UserError
-from lns_jax.layers import attention
+from lns_jax.layers import attention, param
 from lns_jax.layers.norms import wide
 from lns_jax.models import layout, transformer
 
@@ -62,7 +62,7 @@ def _changes(whole: walk.Layer, parts: dict[str, walk.Layer], maps, key) -> dict
     return x + (delta + size * draw).astype(x.dtype)
   def linear(i, amount, x):
     slope, intercept = maps[0][i], maps[1][i]
-    return x + (x.astype(wide(x)) @ slope + intercept).astype(x.dtype)
+    return x + (param.dot('BTD,DE->BTE', x.astype(wide(x)), slope) + intercept).astype(x.dtype)
   return {
       'skip': lambda i, amount, x: x,
       'attn': lambda i, amount, x: parts['attn'](i, x),
