@@ -68,8 +68,7 @@ class Task:
 
 def _size(rows: list[dict[str, np.ndarray]]) -> dict[str, int]:
   """Rows, and of text the tokens in them that are not padding."""
-  text = 'segment_ids' in rows[0]
-  return {'rows': len(rows)} | ({'tokens': sum(int((row['segment_ids'] > 0).sum()) for row in rows)} if text else {})
+  return {'rows': len(rows)} | ({'tokens': sum(map(sample_lib.size, rows))} if 'segment_ids' in rows[0] else {})
 
 
 class Batches:
@@ -205,8 +204,8 @@ def _sample(path: str, config: ModelConfig, tokenizer, text: str, tokens: int, s
     words = f'{len(rows)} rows of {data.source}' + (f', {broken} documents of which are not UTF-8' if broken else '')
   else:
     dataset = dataset_lib.open(run)
-    rows = [dataset.row('validation', i) for i in range(min(tokens, dataset.rows_within('validation', tokens)))]
-    digest, words = dataset.hash, f'the first {len(rows)} rows of the validation split'
+    rows = sample_lib.drawn(dataset, 'validation', tokens)
+    digest, words = dataset.hash, f'{len(rows)} rows drawn from the validation split'
   if tokenizer is not None:
     words += f', {_size(rows)["tokens"]:,} tokens'
   return Sample(rows, words, digest)

@@ -14,14 +14,16 @@ prints its own):
 
 import contextlib
 import dataclasses
-import itertools
 import pathlib
 import time
+
+import numpy as np
 
 from lns_jax import config as config_lib
 from lns_jax import depth, files
 from lns_jax.config import RunConfig
 from lns_jax.data import pipeline, prepare
+from lns_jax.data import sample as sample_lib
 from lns_jax.depth import record, report
 from lns_jax.errors import Diverged
 from lns_jax.interop.load import load
@@ -62,7 +64,7 @@ def compare(config: RunConfig, workdir: str | pathlib.Path, schemes: tuple[str, 
   first stopped.
 
   Args:
-    sample_tokens: size of the sample for the depth measures: the first rows of the validation split.
+    sample_tokens: size of the sample for the depth measures: rows drawn from the validation split.
   """
   workdir, clock = resume.open_workdir(workdir), Clock()
   with clock.phase('data'):
@@ -113,12 +115,13 @@ class Sample:
 
 
 def _sample(dataset, rows_a_batch: int, tokens: int) -> Sample:
-  rows = max(1, min(tokens // dataset.seq_len, dataset.num_rows('validation')))
-  rows_a_batch = min(rows_a_batch, rows)
-  rows -= rows % rows_a_batch  # whole batches: one compiled shape
-  batches = list(itertools.islice(dataset.eval_batches('validation', rows_a_batch), rows // rows_a_batch))
-  counted = sum(int((b['segment_ids'] > 0).sum()) for b in batches)
-  return Sample(batches, f'the first {rows} rows of the validation split, {counted:,} tokens')
+  rows = sample_lib.drawn(dataset, 'validation', tokens)
+  rows_a_batch = min(rows_a_batch, len(rows))
+  rows = rows[:len(rows) - len(rows) % rows_a_batch]  # whole batches: one compiled shape
+  batches = [{k: np.stack([row[k] for row in rows[i:i + rows_a_batch]]) for k in rows[0]}
+             for i in range(0, len(rows), rows_a_batch)]
+  counted = sum(map(sample_lib.size, rows))
+  return Sample(batches, f'{len(rows)} rows drawn from the validation split, {counted:,} tokens')
 
 
 def _measure(workdir: pathlib.Path, name: str, sample: Sample) -> dict:

@@ -45,7 +45,7 @@ def make(names=('pre', 'lns'), L: int = 4, *, diverged=(), stats: bool = True) -
                       'init': 'normal'},
             'data': {'source': 'embedded', 'seq_len': 128},
             'optimizer': {'name': 'adam', 'lr': 3e-3, 'schedule': 'cosine'}, 'train': {'batch_size': 16, 'seed': 0}}
-  return {'schemes': schemes, 'config': config, 'sample': 'the first 96 rows of the validation split, 12,288 tokens',
+  return {'schemes': schemes, 'config': config, 'sample': '96 rows drawn from the validation split, 12,288 tokens',
           'corpus': {'hash': '83' * 32, 'rows': {'train': 26897, 'validation': 1539}},
           'hardware': {'backend': 'cpu', 'device': 'cpu', 'devices': 1, 'cpu_cores': 2, 'cpu': 'A & B',
                        'python': '3.11'},

@@ -115,11 +115,17 @@ def variance_growth(schemes: Mapping[str, dict]) -> str:
   return f'The last layer\'s variance over the first layer\'s is {said}.'
 
 
+def _median(values: np.ndarray) -> float | None:
+  """Of the numbers among them, if there are any: a single layer has no second half."""
+  known = values[np.isfinite(values)]
+  return float(np.median(known)) if known.size else None
+
+
 def halves(schemes: Mapping[str, dict], measure: str, what: str, row=floats) -> str:
   """How the median over the first half of the layers compares with that over the second. `row`: measure -> [L]."""
   def say(found):
     values = row(found[measure])
     middle = -(-len(values) // 2)
-    return f'from {number(np.nanmedian(values[:middle]))} to {number(np.nanmedian(values[middle:]))}'
+    return f'from {number(_median(values[:middle]))} to {number(_median(values[middle:]))}'
   return (f'From the median over the first half of the layers to that over the second half, {what} goes '
           f'{_each(schemes, measure, say)}.')

@@ -66,7 +66,7 @@ def test_the_opening_names_the_lower_loss_and_claims_no_more():
   page = _render()
   assert 'lns ended with the lower validation loss, 4.2500 nats per token, 0.2500 (5.56%) below pre (4.5000)' in page
   assert 'this is one seed' in page and 'was not tuned for each of them' in page
-  assert 'the first 96 rows of the validation split, 12,288 tokens' in page
+  assert '96 rows drawn from the validation split, 12,288 tokens' in page
 
 
 def test_names_cannot_become_markup():

@@ -1,0 +1,47 @@
+"""Memory of a measure does not grow with the sample: at each batch, what is alive on devices and on the host."""
+
+import gc
+import tracemalloc
+
+import jax
+import pytest
+
+import tiny
+from lns_jax.depth.measures import MEASURES
+from lns_jax.models import layout
+
+CONFIG = tiny.model(num_layers=2, d_model=16, d_ff=32, loop='scan')
+DEAR = ('jacobian', 'mean_jacobian', 'perturb', 'theory')  # to compile
+NOISE = 10_000  # bytes that Python gains and loses between readings: less than the token ids of five batches
+
+
+class Batches:
+  """Eight batches; of each reading, what is alive whenever one is asked for."""
+
+  def __init__(self):
+    self.readings = []
+
+  def __len__(self):
+    return 8
+
+  def __iter__(self):
+    alive = []
+    self.readings.append(alive)
+    for seed in range(8):
+      gc.collect()
+      alive.append(sum(a.nbytes for a in jax.live_arrays()) + tracemalloc.get_traced_memory()[0])
+      yield tiny.batch(rows=8, T=64, seed=seed)
+
+
+@pytest.mark.parametrize('name', [pytest.param(n, marks=pytest.mark.slow if n in DEAR else ()) for n in MEASURES])
+def test_nothing_is_kept_of_a_batch(name):
+  params, measure = layout.stack(tiny.params(CONFIG), CONFIG), MEASURES[name]
+  measure.run(CONFIG, params, Batches(), 0)  # compiles
+  batches = Batches()
+  tracemalloc.start()
+  measure.run(CONFIG, params, batches, 0)
+  tracemalloc.stop()
+  whole = [alive for alive in batches.readings if len(alive) == 8]
+  assert whole
+  for _, _, settled, *later in whole:  # some measures use every other batch
+    assert max(later) - settled < NOISE
