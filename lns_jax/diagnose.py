@@ -14,10 +14,12 @@ import tqdm
 from lns_jax import config as config_lib
 from lns_jax import files, sharding
 from lns_jax.config import MeshConfig, ModelConfig
+from lns_jax.data import choices
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.data import sample as sample_lib
-from lns_jax.depth import diagnosis, measures, record, scorecard
+from lns_jax.depth import diagnosis, measures, record, scorecard, tasks
 from lns_jax.depth.estimate import Estimate
+from lns_jax.depth.interventions import ScoreFn
 from lns_jax.errors import UserError
 from lns_jax.interop.load import load, load_run_config
 from lns_jax.layers import param
@@ -30,19 +32,36 @@ TOKENS = 262_144  # the paper's, for its angular distances
 BATCH_TOKENS = 4096  # positions whose states exist at a time
 MASKS = {'decoder': 'padding counts nowhere, and no document sees another', 'vit': 'every patch and the CLS token count'}
 LEAST_ROWS = 16  # of a measure's part of the sample: an interval over fewer sequences says little
+LEAST_QUESTIONS = 256  # of it too: the interval of an accuracy is then at most 6 points to either side
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-  """Rows that a model is measured on. words: what a report calls them. hash: of the text or images behind them."""
+  """Rows that a model is measured on.
+
+  words: what a report calls them. hash: of the text or images behind them. group: this many rows in turn belong
+  together. least: groups of the smallest part.
+  """
 
   rows: list[dict[str, np.ndarray]]
   words: str
   hash: str
+  group: int = 1
+  least: int = LEAST_ROWS
 
   def part(self, share: float) -> list[dict[str, np.ndarray]]:
-    """The first rows: that share of them, but not too few for an interval."""
-    return self.rows[:max(round(share * len(self.rows)), min(LEAST_ROWS, len(self.rows)))]
+    """The first groups: that share of them, but not too few for an interval."""
+    groups = len(self.rows) // self.group
+    return self.rows[:self.group * max(round(share * groups), min(self.least, groups))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A score and the rows that it is taken on. about: what depth.json says of it."""
+
+  score_fn: ScoreFn
+  sample: Sample
+  about: dict
 
 
 def _size(rows: list[dict[str, np.ndarray]]) -> dict[str, int]:
@@ -51,13 +70,16 @@ def _size(rows: list[dict[str, np.ndarray]]) -> dict[str, int]:
 
 
 class Batches:
-  """Rows as batches on a mesh, as often as they are asked for; rows of padding fill the last one. `tick`: after each."""
+  """Rows as batches on a mesh, as often as they are asked for; rows of padding fill the last one. `tick`: after each.
 
-  def __init__(self, rows: list[dict], mesh):
+  group: this many rows in turn are in one batch, and on one device.
+  """
+
+  def __init__(self, rows: list[dict], mesh, group: int = 1):
     parts = sharding.batch_parts(mesh)
-    positions = max(np.size(v) for v in rows[0].values())
-    size = min(max(1, BATCH_TOKENS // positions), len(rows))
-    self._rows, self._size, self._mesh, self.tick = rows, -(-size // parts) * parts, mesh, lambda: None
+    positions = group * max(np.size(v) for v in rows[0].values())
+    groups = min(max(1, BATCH_TOKENS // positions), len(rows) // group)
+    self._rows, self._size, self._mesh, self.tick = rows, -(-groups // parts) * parts * group, mesh, lambda: None
 
   def __len__(self) -> int:
     return -(-len(self._rows) // self._size)
@@ -71,7 +93,7 @@ class Batches:
 
 
 def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS, seq_len: int = 0,
-             chosen: Sequence[str] = (), dtype: str = '', seed: int = 0) -> dict:
+             chosen: Sequence[str] = (), task: str = '', dtype: str = '', seed: int = 0) -> dict:
   """Measures models and writes out/depth.json, out/NAME/*.npz, out/plots/ and out/report.html.
 
   A second call goes on: a measure that is there, of the same model, sample and settings, is not taken again.
@@ -83,6 +105,8 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     tokens: size of the sample, in predictions; of a model of images, in images.
     seq_len: T of the rows that are made of `text`; the model's own by default.
     chosen: names of `depth.measures.MEASURES`; all by default.
+    task: 'accuracy' (next token or class, on the sample), or a file of questions as `data.choices` reads it; the
+      measures of layers removed are then taken with its score too.
     dtype: of parameters and compute: float32, bfloat16 or float64; the run's own by default.
     seed: of bootstrap and noise.
 
@@ -90,21 +114,24 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     {'models': {name: scorecard}, 'report', 'seconds'}.
 
   Raises:
-    UserError: before anything is written, for a model, text or measure that cannot be used.
+    UserError: before anything is written, for a model, text, task or measure that cannot be used.
   """
   start = time.perf_counter()
   opened = {name: _open(path, dtype) for name, path in _names(models).items()}
-  tables = {name: measures.choose(chosen, config) for name, (_, config, *_) in opened.items()}
+  tables = {name: measures.choose(chosen, config, bool(task)) for name, (_, config, *_) in opened.items()}
   samples = {name: _sample(path, config, tokenizer, text, tokens, seq_len)
              for name, (path, config, _, tokenizer) in opened.items()}
+  scored = {name: _task(path, config, tokenizer, task, samples[name])
+            for name, (path, config, _, tokenizer) in opened.items()}
   out = resume.open_workdir(out)
   with resume.alone(out):
     found, arrays = {}, {}
     for name in opened:
-      found[name], arrays[name] = _measure(out / name, name, opened[name], tables[name], samples[name], seed)
+      found[name], arrays[name] = _measure(out / name, name, opened[name], tables[name], samples[name], scored[name],
+                                           seed)
     histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') for name, (path, *_) in opened.items()}
     files.write_json(out / 'run_info.json', files.finite(run_info.collect(
-        {'models': list(models), 'text': text, 'tokens': tokens, 'dtype': dtype, 'seed': seed}, None)))
+        {'models': list(models), 'text': text, 'tokens': tokens, 'task': task, 'dtype': dtype, 'seed': seed}, None)))
     whole = next(iter(found.values())) if len(found) == 1 else {'models': found}
     files.write_json(out / 'depth.json', whole)
     diagnosis.write(out, found, histories, arrays)
@@ -157,31 +184,56 @@ def _sample(path: str, config: ModelConfig, tokenizer, text: str, tokens: int, s
   return Sample(rows, words, digest)
 
 
+def _task(path: str, config: ModelConfig, tokenizer, task: str, sample: Sample) -> Task | None:
+  """The task that was asked for, if any."""
+  if not task:
+    return None
+  if task == 'accuracy':
+    what = f'top-1 accuracy of {"classes" if config.family == "vit" else "the next token"} on {sample.words}'
+    return Task(tasks.accuracy, sample, {'name': task, 'what': what, 'hash': sample.hash, 'chance': None})
+  if config.family != 'decoder':
+    raise UserError(f'{path} is a model of images, which answers no questions; --task=accuracy is its task.')
+  if tokenizer is None:
+    raise UserError(f'{path} has no tokenizer, which --task={task} needs; --task=accuracy needs none.')
+  if not pathlib.Path(task).expanduser().is_file():
+    raise UserError(f"--task={task} is neither 'accuracy' nor a file of questions, one JSON object a line.")
+  _, run = load_run_config(path)
+  found = choices.read(task, tokenizer, run.data.seq_len, bos=tokenizer.bos_id if run.data.add_bos else None)
+  name = pathlib.Path(task).stem
+  what = f'accuracy over {len(found):,} questions of {name} with {found.choices} choices at most'
+  what += f', {found.cut:,} of which had their context cut' if found.cut else ''
+  return Task(tasks.choice(found.choices), Sample(found.rows, what, found.hash, found.choices, LEAST_QUESTIONS),
+              {'name': name, 'what': what, 'hash': found.file_hash, 'chance': found.chance, 'questions': len(found),
+               'choices': found.choices, 'cut': found.cut})
+
+
 def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.Measure], sample: Sample,
-             seed: int) -> tuple[dict, dict]:
+             task: Task | None, seed: int) -> tuple[dict, dict]:
   """(depth.json of one model, arrays by name); each measure is kept as soon as it is done."""
   path, config, params, _ = model
   folder.mkdir(exist_ok=True)
   mesh = sharding.make_mesh(MeshConfig())
   everything, taken = {}, {}
-  costs = {kind: m.passes(config) * len(sample.part(m.share)) for kind, m in table.items()}
+  on = {kind: task.sample if m.task else sample for kind, m in table.items()}
+  costs = {kind: m.passes(config) * len(on[kind].part(m.share)) for kind, m in table.items()}
   weights, compute = param.dtypes(config)
   mask = MASKS[config.family]
-  say(f'{name}: {len(table)} measures on {sample.words}, in {compute} with {weights} weights; {mask}')
+  say(f'{name}: {len(table)} measures on {sample.words}, in {compute} with {weights} weights; {mask}'
+      + (f'; {task.about["what"]}' if task else ''))
   with tqdm.tqdm(total=round(sum(costs.values())), unit='row', desc=name, mininterval=0.5, dynamic_ncols=True,
                  disable=jax.process_index() != 0) as bar, sharding.use(mesh):
     params = jax.device_put(params, sharding.replicated(mesh))
-    about_model = _about(config, params, sample, seed)
+    about_model = _about(config, params, seed)
     for kind, measure in table.items():
       bar.set_postfix_str(kind)
-      rows = sample.part(measure.share)
-      about = about_model | {'rows': len(rows), 'measure': kind}
+      rows = on[kind].part(measure.share)
+      about = about_model | {'sample': on[kind].hash, 'rows': len(rows), 'measure': kind}
       kept = record.load(folder / f'{kind}.npz')
       if kept is None or {k: v for k, v in kept[1].items() if k != 'seconds'} != about:
         start = time.perf_counter()
-        batches = Batches(rows, mesh)
+        batches = Batches(rows, mesh, on[kind].group)
         batches.tick = lambda step=costs[kind] / measure.reads(config) / len(batches): bar.update(step)
-        kept = measure.run(config, params, batches, seed), about
+        kept = measure.run(config, params, batches, seed, *([task.score_fn] if measure.task else [])), about
         kept[1]['seconds'] = time.perf_counter() - start
         record.save(folder / f'{kind}.npz', *kept)
       else:
@@ -190,17 +242,19 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
       taken[kind] = _size(rows) | {'seconds': kept[1]['seconds']}
   result = record.make(name, config, everything) | {
       'path': str(path), 'scheme': config.scheme, 'dtype': str(compute), 'weights_dtype': str(weights),
-      'sample': sample.words, 'mask': mask, 'measures': taken}
+      'sample': sample.words, 'mask': mask, 'measures': taken,
+      'task': task.about if task else None}
+  result['tokens'] = result['tokens'] or max(t.get('tokens', t['rows']) for t in taken.values())
   result = files.finite(result)
   files.write_json(folder / 'depth.json', result)
   return result, {name: e.value for name, e in everything.items() if isinstance(e, Estimate)}
 
 
-def _about(config: ModelConfig, params, sample: Sample, seed: int) -> dict:
-  """What decides the numbers of every measure, beside the measure itself."""
+def _about(config: ModelConfig, params, seed: int) -> dict:
+  """What decides the numbers of every measure, beside the measure itself and its rows."""
   digest = hashlib.sha256()
   for leaf in jax.tree.leaves(jax.device_get(params)):
     digest.update(np.ascontiguousarray(leaf).view(np.uint8))
   settings = json.dumps(config_lib.to_dict(config), sort_keys=True, default=str)
   return {'weights': digest.hexdigest(), 'config': hashlib.sha256(settings.encode()).hexdigest(),
-          'sample': sample.hash, 'seed': seed}
+          'seed': seed}

@@ -8,7 +8,7 @@ import numpy as np
 
 from lns_jax import files
 from lns_jax.depth import (findings, page, scorecard, sections, sections_cost, sections_gradient, sections_inside,
-                           sections_jacobian)
+                           sections_jacobian, sections_task)
 
 
 def parts(models: Mapping[str, dict], histories: Mapping[str, list[dict]],
@@ -16,7 +16,7 @@ def parts(models: Mapping[str, dict], histories: Mapping[str, list[dict]],
   """All sections for which there is something to show, in order."""
   trained = {name: records for name, records in histories.items() if records}
   every = (
-      sections.removal(models), sections_cost.pruning(models), sections.variance(models, trained),
+      sections.removal(models), sections_cost.pruning(models), *sections_task.parts(models), sections.variance(models, trained),
       sections_inside.theory(models), sections.angular(models), sections.influence(models),
       sections.branches(models, trained), sections.cosines(models), sections_inside.lens(models),
       sections_cost.sublayers(models), sections_cost.blocks(models), sections_cost.perturbation(models),
@@ -50,6 +50,7 @@ def write(out: pathlib.Path, models: Mapping[str, dict], histories: Mapping[str,
 def _opening(models: Mapping[str, dict]) -> list[str]:
   heads, rows = scorecard.rows(models)
   said = findings.removal(models) if findings.with_measure(models, 'layer_drop') else []
+  said += [findings.task(models)] if findings.with_measure(models, 'task_drop') else []
   said += [findings.last_variance(models)] if findings.with_measure(models, 'variance') else []
   headline = said.pop(0) if said else 'What was measured of each layer.'
   # Models in columns: on a telephone there is room for few.

@@ -11,6 +11,7 @@ import numpy as np
 from lns_jax.depth import removal as removal_lib
 from lns_jax.depth.plots import floats
 
+POINT = 0.01  # of an accuracy: a layer that costs less costs little
 SMALL = 100 * removal_lib.SMALL  # percent of the loss: below it, a layer counts as removable
 
 
@@ -83,6 +84,21 @@ def removal(schemes: Mapping[str, dict]) -> list[str]:
   return [f'Taken out one at a time, without any retraining, {_each(schemes, "layer_drop", count)} raise the loss by '
           f'less than {SMALL:g}%.',
           f'The layer that costs most is {_each(schemes, "layer_drop", dearest)}.']
+
+
+def task(schemes: Mapping[str, dict]) -> str:
+  """Accuracy of each model, and how many layers cost it less than one point."""
+  def say(name, found):
+    drops = floats(found['task_drop'])
+    free = int(np.sum(drops > -POINT))
+    interval = found['intervals']['task_baseline']
+    return (f'{name} is right on {100 * found["task_baseline"]:.1f}% ({100 * interval["low"]:.1f} to '
+            f'{100 * interval["high"]:.1f}), and {free} of its {found["layers"]} layers, taken out one at a time, cost '
+            f'it less than one percentage point')
+  said = [say(*item) for item in with_measure(schemes, 'task_drop').items()]
+  chance = next(iter(with_measure(schemes, 'task_drop').values()))['task']['chance']
+  guessing = '' if chance is None else f' Guessing would be right on {100 * chance:.1f}%.'
+  return f'{"; ".join(said)}.{guessing}'
 
 
 def last_variance(schemes: Mapping[str, dict]) -> str:

@@ -18,12 +18,14 @@ class Measure:
   """One row of the table.
 
   Attributes:
-    run: (config, params, batches, seed) -> Found; batches can be read again and again.
+    run: (config, params, batches, seed) -> Found; batches can be read again and again. Of a task's measure there is a
+      score_fn behind the seed, see `interventions.ScoreFn`.
     passes: config -> its cost in plain forward passes over the batches, roughly; what a bar's ETA is made of.
     share: the part of the sample that it is taken on, so that no measure outweighs all others.
     reads: config -> how often it reads the batches.
     what: one line for the list of measures.
     least: layers that a model must have.
+    task: whether it is about the score of a task, on the rows of that.
   """
 
   run: Callable[..., Found]
@@ -32,12 +34,13 @@ class Measure:
   share: float = 1.0
   least: int = 1
   reads: Callable[[ModelConfig], int] = lambda config: 1
+  task: bool = False
 
 
-def _pruned(config, params, batches, seed) -> Found:
-  found = removal.prune(config, params, batches, seed=seed)
-  return {'prune_order': list(found.order), 'prune_rise': found.rise, 'prune_baseline': found.baseline,
-          'prunable': found.prunable}
+def _pruned(config, params, batches, seed, **score) -> Found:
+  found = removal.prune(config, params, batches, seed=seed, **score)
+  kept = {'prune_order': list(found.order), 'prune_rise': found.rise, 'prune_baseline': found.baseline}
+  return kept if found.prunable is None else kept | {'prunable': found.prunable}
 
 
 def _heat_maps(config, params, batches, seed) -> Found:
@@ -72,18 +75,18 @@ def _theory(config, params, batches, seed) -> Found:
 
 def _without_baseline(measure: Callable) -> Callable:
   """The baseline of a measure on part of the sample is not the baseline of the whole."""
-  def run(config, params, batches, seed):
-    found = measure(config, params, batches, seed=seed)
+  def run(config, params, batches, seed, **score):
+    found = measure(config, params, batches, seed=seed, **score)
     baseline = found.pop('baseline')
     return found | {f'{next(iter(found))}_baseline': baseline}
   return run
 
 
 def _plain(measure: Callable) -> Callable:
-  return lambda config, params, batches, seed: measure(config, params, batches, seed=seed)
+  return lambda config, params, batches, seed, **score: measure(config, params, batches, seed=seed, **score)
 
 
-MEASURES = {
+LOSS = {
     'profile': Measure(_plain(states.profile), lambda c: 1.3,
                        'variance, angles, block influence, branch ratios and cosines, by layer'),
     'layer_drop': Measure(_plain(removal.layer_drop), lambda c: c.num_layers / 2 + 3,
@@ -115,10 +118,30 @@ MEASURES = {
 }
 
 
-def choose(names: Sequence[str], config: ModelConfig) -> dict[str, Measure]:
+def _of_task(loss: str, **score) -> Measure:
+  """A measure of LOSS with the score of a task in place of the loss; its keys begin with 'task_'."""
+  row = LOSS[loss]
+  def run(config, params, batches, seed, score_fn):
+    found = row.run(config, params, batches, seed, score_fn=score_fn, **score)
+    return {f'task_{key.removeprefix("layer_")}': value for key, value in found.items()}
+  return dataclasses.replace(row, run=run, what=f'{row.what}; by the accuracy of --task', task=True)
+
+
+MEASURES = LOSS | {
+    'task_drop': _of_task('layer_drop'),
+    'task_sublayer_drop': _of_task('sublayer_drop'),
+    'task_block_drop': _of_task('block_drop'),
+    'task_prune': _of_task('prune', lower_is_better=False),
+}
+
+
+def choose(names: Sequence[str], config: ModelConfig, task: bool = False) -> dict[str, Measure]:
   """The measures called so, all of them for no names, in the table's order.
 
-  Raises UserError for an unknown one, and for one that was asked for and that the model is too shallow for.
+  Where there is a task and no name is of one of its measures, all of those are taken beside the others.
+
+  Raises UserError for an unknown one, and for one that was asked for and that the model is too shallow for, or that
+  lacks a task.
   """
   for name in names:
     if name not in MEASURES:
@@ -126,5 +149,8 @@ def choose(names: Sequence[str], config: ModelConfig) -> dict[str, Measure]:
     if config.num_layers < MEASURES[name].least:
       raise UserError(f'{name} needs a model with {MEASURES[name].least} layers or more, this one has '
                       f'{config.num_layers}.')
-  return {name: m for name, m in MEASURES.items()
-          if (name in names if names else config.num_layers >= m.least)}
+    if MEASURES[name].task and not task:
+      raise UserError(f'{name} needs a task: give --task=accuracy or --task=FILE.jsonl.')
+  fits = {name: m for name, m in MEASURES.items() if config.num_layers >= m.least and (task or not m.task)}
+  named = any(MEASURES[name].task for name in names)
+  return {name: m for name, m in fits.items() if name in names or not (named if m.task else names)}

@@ -290,13 +290,19 @@ def square(values, *, title: str = '', label: str = '', diverging: bool = False,
 
 
 @styled()
-def pareto(curves: Mapping[str, tuple[Sequence[int], Band] | None], ylabel: str, *, title: str = '') -> Figure:
-  """Loss against the number of layers kept, one line a model, from the whole model on the right to the last layer.
+def pareto(curves: Mapping[str, tuple[Sequence[int], Band] | None], ylabel: str, *, title: str = '',
+           chance: float | None = None) -> Figure:
+  """Loss or score against the number of layers kept, one line a model, from the whole model on the right to the last.
 
-  curves: name -> (layers kept, their values with intervals).
+  Args:
+    curves: name -> (layers kept, their values with intervals).
+    chance: what guessing scores, drawn as a dashed line.
   """
   figure, axes = _new(title, list(curves))
   handles, everything = {}, []
+  if chance is not None:
+    axes.axhline(chance, color=INK, linewidth=0.8, linestyle=DASHES[1])
+    everything.append([chance])
   for i, (name, curve) in enumerate(curves.items()):
     if curve is None:
       continue
@@ -342,6 +348,28 @@ def removal_bars(percent: Band, ids: Sequence[int], *, index: int = 0, title: st
   axes.set_ylabel('rise of the loss, %')
   _layer_axis(axes, ids)
   axes.set_xlabel(xlabel)
+  return figure
+
+
+@styled()
+def change_bars(points: Band, ids: Sequence[int], *, index: int = 0, title: str = '',
+                shown: tuple[float, float] | None = None, ylabel: str = 'change of accuracy, points') -> Figure:
+  """Change of a score without each layer, intervals as whiskers; losses hang down, as in the paper's figure 2.
+
+  Args:
+    points: [L], percentage points. index: the model's place among those compared. shown: limits that the compared
+      figures share.
+  """
+  figure, axes = _new(title)
+  x, L = np.arange(1, len(ids) + 1), len(ids)
+  axes.bar(x, floats(points.value), width=0.8, color=look(index)['color'])
+  if points.low is not None:
+    axes.vlines(x, floats(points.low), floats(points.high), color=INK, linewidth=min(1, 30 / L))
+  axes.axhline(0, color=INK, linewidth=0.8)
+  _scale(axes, limits([0.0], shown or [], *(v for v in points if v is not None)))
+  axes.set_ylabel(ylabel)
+  _layer_axis(axes, ids)
+  axes.set_xlabel('removed layer')
   return figure
 
 

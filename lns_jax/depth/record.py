@@ -21,7 +21,8 @@ def make(model: str, config: ModelConfig, found: dict) -> dict:
   in nats per token, 'block_influence' [L], 'baseline' []; intervals are 95 % over sequences.
 
   Args:
-    found: name -> Estimate, or a plain value. 'tokens' are those of the variance, or of what saw most without it.
+    found: name -> Estimate, or a plain value. 'tokens' are those of the variance, or of what saw most without it, the
+      measures of a task apart, which may count questions.
   """
   values, intervals = {}, {}
   for name, value in found.items():
@@ -31,7 +32,7 @@ def make(model: str, config: ModelConfig, found: dict) -> dict:
     values[name] = files.finite(number)
     if isinstance(value, Estimate):
       intervals[name] = {'low': files.finite(value.low), 'high': files.finite(value.high)}
-  weights = {name: e.tokens for name, e in found.items() if isinstance(e, Estimate)}
+  weights = {name: e.tokens for name, e in found.items() if isinstance(e, Estimate) and not name.startswith('task_')}
   tokens = weights.get('variance', max(weights.values(), default=0))
   return {'model': model, 'layers': config.num_layers, 'layer_ids': list(config.layer_ids), 'tokens': int(tokens),
           **values, 'intervals': intervals}

@@ -43,8 +43,9 @@ def layer_drop(config: ModelConfig, params, batches, *, score_fn: ScoreFn | None
 
   Returns:
     'baseline' []: loss of the whole model, nats per token or image. 'layer_drop' [L]: loss without layer l minus the
-    baseline; exactly 0 for a layer that does nothing. 'removable' []: number of layers that, removed alone, raise the
-    loss by less than SMALL. 'last_third' []: share of the last third of the layers in the sum of the rises above 0.
+    baseline; exactly 0 for a layer that does nothing. Of the loss alone: 'removable' []: number of layers that, removed
+    alone, raise the loss by less than SMALL. 'last_third' []: share of the last third of the layers in the sum of the
+    rises above 0.
 
   Raises:
     UserError: no batch, or a model with a single layer.
@@ -53,9 +54,11 @@ def layer_drop(config: ModelConfig, params, batches, *, score_fn: ScoreFn | None
   at = np.arange(config.num_layers)
   plan = Plan.of('skip', at, at + 1)
   baseline, change = interventions.run(config, params, batches, plan, score_fn=score_fn, seed=seed)
-  return {'baseline': baseline.estimate(), 'layer_drop': change.estimate(),
-          'removable': change.estimate(lambda each: removable(each, baseline.each())),
-          'last_third': change.estimate(last_third)}
+  found = {'baseline': baseline.estimate(), 'layer_drop': change.estimate()}
+  if score_fn is not None:
+    return found
+  return found | {'removable': change.estimate(lambda each: removable(each, baseline.each())),
+                  'last_third': change.estimate(last_third)}
 
 
 def sublayer_drop(config: ModelConfig, params, batches, *, score_fn: ScoreFn | None = None,
@@ -94,12 +97,15 @@ def block_drop(config: ModelConfig, params, batches, *, most: int | None = None,
 
 
 class Pruned(typing.NamedTuple):
-  """Layers in the order in which greedy pruning removed them, and the change of the loss after each removal."""
+  """Layers in the order in which greedy pruning removed them, and the change of the loss after each removal.
+
+  prunable is None of a score: it is defined by the loss.
+  """
 
   order: tuple[int, ...]
   rise: Estimate
   baseline: Estimate
-  prunable: Estimate
+  prunable: Estimate | None
 
 
 def prune(config: ModelConfig, params, batches, *, most: int | None = None, score_fn: ScoreFn | None = None,
@@ -116,7 +122,7 @@ def prune(config: ModelConfig, params, batches, *, most: int | None = None, scor
 
   Returns:
     order: the layers' own ids. rise [most]: loss without the first 1, 2, ... of them minus that of the whole model.
-    prunable []: how many of them can go before the rise reaches SMALL for the first time.
+    prunable []: how many of them can go before the rise of the loss reaches SMALL for the first time.
   """
   _spare(config)
   L = config.num_layers
@@ -135,5 +141,6 @@ def prune(config: ModelConfig, params, batches, *, most: int | None = None, scor
     done([config.layer_ids[i] for i in removed])
   each = np.stack(rises, axis=1)
   small = np.cumprod(each < SMALL * baseline.each()[:, None], axis=1).sum(axis=1).astype(float)
+  prunable = Estimate.of(small, baseline.tokens) if score_fn is None else None
   return Pruned(tuple(config.layer_ids[i] for i in removed), Estimate.of(each, baseline.tokens), baseline.estimate(),
-                Estimate.of(small, baseline.tokens))
+                prunable)
