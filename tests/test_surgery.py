@@ -1,5 +1,6 @@
 """Pruning a run: what is measured, what is left on disk, what every command makes of it, what is refused."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -88,11 +89,13 @@ def test_layers_go_as_long_as_the_loss_rises_by_less(run, tmp_path):
   assert told['sample'] == {'tokens': whole.baseline.tokens, 'relative_rise': pytest.approx(rises[n - 1], abs=1e-6)}
   assert lns_jax.load(tmp_path / 'less')[0].layer_ids == tuple(sorted(set(range(1, 5)) - set(whole.order[:n])))
   assert run_info.read(tmp_path / 'less')['origin']['removed_layers'] == sorted(whole.order[:n])
-  with pytest.raises(UserError, match=r'no layer can go at less than 0 of the loss: the cheapest, \d, costs'):
-    if rises[0] < 0:
-      pytest.skip('a layer whose removal helps')
-    surgery.prune(run, tmp_path / 'none', most_rise=0.0, tokens=512)
-  assert not (tmp_path / 'none').exists()
+
+
+def test_when_no_layer_may_go_nothing_is_written(run, tmp_path):
+  """At -1 not even one that the loss falls without."""
+  with pytest.raises(UserError, match=r'no layer can go at less than -1 of the loss: the cheapest, \d, costs'):
+    surgery.prune(run, tmp_path / 'less', most_rise=-1.0, tokens=512)
+  assert list(tmp_path.iterdir()) == []
 
 
 def test_greedy_pruning_stops_with_the_removal_that_costs_too_much(run):
@@ -108,34 +111,44 @@ def test_greedy_pruning_stops_with_the_removal_that_costs_too_much(run):
 
 
 def test_a_model_of_images_is_pruned_by_images(tmp_path):
-  loop.train(test_vision.config(), tmp_path / 'run')
+  config = test_vision.config()
+  loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=2, layer_stats_every=0)),
+             tmp_path / 'run')
   told = surgery.prune(tmp_path / 'run', tmp_path / 'less', most_rise=10.0, tokens=20)
   assert told['sample']['images'] == 20 and len(told['removed_layers']) == 2 and told['after']['images'] == 359
   assert runs.evaluate(tmp_path / 'less')['accuracy'] == told['after']['accuracy']
 
 
-@pytest.mark.parametrize('arguments, words', [
-    ([], ['--drop_layers', '--most_rise']),
-    (['--drop_layers=2', '--most_rise=0.01'], ['one of --drop_layers', '--most_rise']),
-    (['--drop_layers=2,9'], ['no layer 9', '1-4']),
-    (['--drop_layers=0'], ['no layer 0', '1-4']),
-    (['--drop_layers=1,2,3,4'], ['every layer']),
-    (['--drop_layers=2,x'], ["'x'", 'not a whole number']),
-    (['--most_rise=-1'], ['most_rise']),
+@pytest.mark.parametrize('choice, words', [
+    ({}, '--drop_layers.*--most_rise'),
+    ({'drop_layers': [2], 'most_rise': 0.01}, 'one of --drop_layers.*--most_rise'),
+    ({'drop_layers': [2, 9]}, 'no layer 9; its layers are 1-4'),
+    ({'drop_layers': [1, 2, 3, 4]}, 'every layer'),
 ])
-def test_a_mistake_is_one_sentence_and_writes_nothing(arguments, words, run, tmp_path):
-  found = command(PRUNE, f'--model={run}', f'--out={tmp_path / "less"}', *arguments)
-  assert found.returncode == 1 and not found.stdout and list(tmp_path.iterdir()) == []
-  line, = found.stderr.strip().splitlines()
-  assert line.startswith('error: ') and all(word in line for word in words), line
+def test_a_mistake_writes_nothing_and_reads_no_text(choice, words, run, tmp_path, monkeypatch):
+  monkeypatch.setattr(runs, 'open_dataset', lambda *_: pytest.fail('too late'))
+  with pytest.raises(UserError, match=words):
+    surgery.prune(run, tmp_path / 'less', **choice)
+  assert list(tmp_path.iterdir()) == []
 
 
 def test_an_out_that_exists_and_a_model_that_does_not_are_refused(run, tmp_path):
   (tmp_path / 'there').mkdir()
-  found = command(PRUNE, f'--model={run}', '--drop_layers=2', f'--out={tmp_path / "there"}')
-  assert found.returncode == 1 and 'exists' in found.stderr and list((tmp_path / 'there').iterdir()) == []
-  found = command(PRUNE, f'--model={tmp_path}', '--drop_layers=2', f'--out={tmp_path / "less"}')
-  assert found.returncode == 1 and 'not a run folder' in found.stderr and not (tmp_path / 'less').exists()
+  with pytest.raises(UserError, match='there exists'):
+    surgery.prune(run, tmp_path / 'there', drop_layers=[2])
+  with pytest.raises(UserError, match='not a run folder'):
+    surgery.prune(tmp_path, tmp_path / 'less', drop_layers=[2])
+  assert not (tmp_path / 'less').exists()
+
+
+@pytest.mark.parametrize('argument, words', [
+    ('--drop_layers=2,x', ["'x'", 'not a whole number']), ('--most_rise=-1', ['most_rise']),
+    ('--drop_layers=2,9', ['no layer 9', '1-4'])])
+def test_a_mistake_on_the_command_line_is_one_sentence(argument, words, run, tmp_path):
+  found = command(PRUNE, f'--model={run}', f'--out={tmp_path / "less"}', argument)
+  assert found.returncode == 1 and not found.stdout and list(tmp_path.iterdir()) == []
+  line, = found.stderr.strip().splitlines()
+  assert line.startswith('error: ') and all(word in line for word in words), line
 
 
 def test_the_last_line_of_the_command_is_what_it_found(run, pruned, tmp_path):

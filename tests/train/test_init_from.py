@@ -13,7 +13,7 @@ from lns_jax.models import layout
 from lns_jax.train import log, loop
 from train.test_loop import final, interrupted, same, settings, text  # noqa: F401: a fixture
 
-ONE = {'optimizer': {'lr': 1e-2, 'warmup_steps': 1}, 'train': {'steps': 1}}  # the first update has rate 0
+ONE = {'optimizer': {'lr': 1e-2, 'warmup_steps': 1}, 'train': {'steps': 1, 'layer_stats_every': 0}}  # the first update has rate 0
 
 
 @pytest.fixture(scope='module')
