@@ -1,5 +1,6 @@
 """Surgery on a run's model: which layers go, what that costs, and the run folder of what is left."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import tqdm
 
 from lns_jax import runs, sharding
 from lns_jax.config import MeshConfig, ModelConfig
+from lns_jax.data import sample as sample_lib
 from lns_jax.depth import removal
 from lns_jax.diagnose import Batches
 from lns_jax.errors import UserError
@@ -31,8 +33,8 @@ def prune(model, out, *, drop_layers: Sequence[int] = (), most_rise: float | Non
     drop_layers: 1-based ids of the layers.
     most_rise: layers are removed one after another, always the one that costs least, as long as the loss on the sample
       rises by less than this share of the whole model's.
-    tokens: size of the sample, first rows of the validation split, in predictions; of a model of images, in images;
-      0: the whole split.
+    tokens: size of the sample, drawn from the validation split, in predictions; of a model of images, in images; 0: the
+      whole split.
 
   Returns:
     {'out', 'removed_layers' (in the order of removal), 'layer_ids' (that are left), 'before' and 'after': the run's own
@@ -71,8 +73,7 @@ def prune(model, out, *, drop_layers: Sequence[int] = (), most_rise: float | Non
 
 def _choose(config: ModelConfig, params, dataset, most_rise: float, tokens: int) -> tuple[list[int], dict]:
   """(ids of the layers that may go, in the order of removal; what prune's 'sample' says)."""
-  count = dataset.rows_within('validation', tokens)
-  rows = [dataset.row('validation', i) for i in range(min(count, tokens or count))]
+  rows = sample_lib.drawn(dataset, 'validation', tokens or math.inf)
   mesh = sharding.make_mesh(MeshConfig())
   batches = Batches(rows, mesh)
   with sharding.use(mesh), tqdm.tqdm(total=(config.num_layers - 1) * len(batches), desc='choosing', unit='batch',
