@@ -104,6 +104,14 @@ def _parse(argv: Sequence[str], positional: bool) -> list[str]:
     _fail(f'the config file raised {type(e).__name__}: {e}')
 
 
+def integers(flag: str, values: Sequence[str]) -> list[int]:
+  """The numbers of a flag that is a list. Raises UserError for what is none."""
+  for value in values:
+    if not re.fullmatch(r'\s*-?[0-9]+\s*', value):
+      raise UserError(f'--{flag}={",".join(values)}: {value!r} is not a whole number; they are separated by commas.')
+  return [int(value) for value in values]
+
+
 def _reason(error: Exception) -> str:
   """One line; of an error in a config file, which ml_collections wraps with its traceback, the config's own."""
   lines = str(error).strip().splitlines() or [type(error).__name__]

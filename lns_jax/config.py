@@ -239,6 +239,8 @@ class TrainConfig(Section):
   batch_size: int = setting(32, 'Rows per update, over all devices and micro-batches.', low=1)
   accumulation: int = setting(1, 'Micro-batches per update.', low=1)
   seed: int = setting(0, 'Seed of the initial weights.', low=0, high=2**32 - 1)
+  init_from: str = setting(
+      '', 'Run folder whose newest weights this run starts from, with the layers that it has left; empty: fresh ones.')
   loss_chunk: int = setting(
       -1, 'Positions of a row whose logits exist at a time; 0: all; -1: 32 on a single device, else all.', low=-1,
       family='decoder')

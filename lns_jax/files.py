@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 
 import numpy as np
 
@@ -18,6 +19,19 @@ def whole(path: pathlib.Path, mode: str = 'w', **kwargs):
     file.flush()
     os.fsync(file.fileno())
   os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def whole_folder(path: pathlib.Path):
+  """A folder to fill, which becomes `path` at the end; after an error nothing is left of it. Raises OSError."""
+  partial = path.with_name(f'{path.name}.unfinished-{os.getpid()}')
+  partial.mkdir(parents=True)
+  try:
+    yield partial
+    os.rename(partial, path)
+  except BaseException:
+    shutil.rmtree(partial, ignore_errors=True)
+    raise
 
 
 def write_text(path: pathlib.Path, text: str):

@@ -1,36 +1,18 @@
 """What can be asked of finished run folders: evaluate one, compare several."""
 
-import json
 import pathlib
 
 import jax
 
 from lns_jax import paired, sharding
-from lns_jax.config import MeshConfig
+from lns_jax.config import MeshConfig, ModelConfig, RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import UserError
 from lns_jax.interop.load import load, load_run_config
 from lns_jax.train import evaluate as evaluate_lib
-from lns_jax.train import log, resume
+from lns_jax.train import log, resume, run_info
 
 KEYS = ('loss', 'perplexity', 'bits_per_byte', 'tokens', 'accuracy', 'images')  # those that a result has
-
-
-def _info(workdir) -> dict:
-  path = pathlib.Path(workdir) / 'run_info.json'
-  if not path.is_file():
-    raise UserError(f'{workdir} is not a run folder: it has no run_info.json.')
-  return _json(path, workdir)
-
-
-def _json(path: pathlib.Path, workdir) -> dict:
-  try:
-    found = json.loads(path.read_text())
-  except ValueError:
-    found = None
-  if not isinstance(found, dict):
-    raise UserError(f'{path} is damaged; run the training command of {workdir} again.')
-  return found
 
 
 def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max_tokens: int | None = None,
@@ -51,23 +33,34 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max
     raise UserError(f'{workdir} is a model of images, which --max_tokens does not bound; a split is evaluated whole.')
   if parity and config.model.family != 'decoder':
     raise UserError(f"{workdir} is a model of images; --parity is the value of the authors' language models.")
-  dataset = dataset_lib.open(config)
-  wanted = _info(workdir)['corpus_hash']
-  if dataset.hash != wanted:
-    raise UserError(f'{workdir} was trained on a corpus with hash {wanted[:12]}, the present one has '
-                    f'{dataset.hash[:12]}; its validation split is not the same.')
-  mesh = sharding.make_mesh(MeshConfig())
+  dataset = open_dataset(workdir, config)
   model, params, _ = load(workdir, step=step)
-  everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), params)
-  params = jax.device_put(params, everywhere)
-  rows = evaluate_lib.batch_size(mesh, config.eval.batch_size or config.train.batch_size)
-  found = evaluate_lib.evaluate(
-      evaluate_lib.make_eval_step(model, mesh, everywhere), params, dataset, mesh, split=split, rows=rows,
-      max_tokens=config.eval.max_tokens if max_tokens is None else max_tokens, progress=log.batches)
+  max_tokens = config.eval.max_tokens if max_tokens is None else max_tokens
+  found = score(config, model, params, dataset, split=split, max_tokens=max_tokens)
   result = {k: found[k] for k in KEYS if k in found} | {'step': trained_step}
   if parity:
     result |= {'paper_loss': found['paper_loss'], 'paper_perplexity': evaluate_lib.perplexity(found['paper_loss'])}
   return result
+
+
+def open_dataset(workdir, config: RunConfig):
+  """The rows that the run in `workdir` was trained on. Raises UserError when they are not the same any more."""
+  wanted, dataset = run_info.read(workdir)['corpus_hash'], dataset_lib.open(config)
+  if dataset.hash != wanted:
+    raise UserError(f'{workdir} was trained on a corpus with hash {wanted[:12]}, the present one has '
+                    f'{dataset.hash[:12]}; its validation split is not the same.')
+  return dataset
+
+
+def score(config: RunConfig, model: ModelConfig, params, dataset, *, split: str = 'validation',
+          max_tokens: int) -> dict[str, float]:
+  """`train.evaluate.evaluate` of a model in the layout of its loop, in batches as `config` has them, on all devices."""
+  mesh = sharding.make_mesh(MeshConfig())
+  everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), params)
+  rows = evaluate_lib.batch_size(mesh, config.eval.batch_size or config.train.batch_size)
+  return evaluate_lib.evaluate(
+      evaluate_lib.make_eval_step(model, mesh, everywhere), jax.device_put(params, everywhere), dataset, mesh,
+      split=split, rows=rows, max_tokens=max_tokens, progress=log.batches)
 
 
 def compare(workdirs, *, allow_different_corpora: bool = False) -> dict:
@@ -113,13 +106,13 @@ def compare(workdirs, *, allow_different_corpora: bool = False) -> dict:
 
 
 def _finished(workdir) -> dict:
-  info, path = _info(workdir), pathlib.Path(workdir) / 'result.json'
+  info, path = run_info.read(workdir), pathlib.Path(workdir) / 'result.json'
   if not path.is_file():
     raise UserError(f'{workdir} is not finished: it has no result.json; run its pretrain command again.')
-  result = _json(path, workdir)
+  result = run_info.read_json(path, workdir)
   if 'loss' not in result or not {'tokens', 'images'} & set(result):
     raise UserError(f'{path} has no loss; run the training command of {workdir} again.')
-  return {'workdir': str(workdir), 'corpus_hash': info['corpus_hash'], 'config': info['config'],
+  return {'workdir': str(workdir), 'corpus_hash': info['corpus_hash'], 'config': resume.with_defaults(info['config']),
           **{k: result[k] for k in KEYS if k in result}}
 
 

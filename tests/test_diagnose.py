@@ -14,7 +14,7 @@ import pytest
 
 import tiny
 from lns_jax import config as config_lib
-from lns_jax import diagnose, presets
+from lns_jax import diagnose, presets, sharding
 from lns_jax.depth import record
 from lns_jax.errors import UserError
 from lns_jax.interop.load import load_run_config
@@ -47,6 +47,62 @@ def test_numbers_report_and_a_second_call_that_measures_nothing(run, tmp_path, m
   assert again['models'] == found['models'] and json.loads((out / 'depth.json').read_text()) == written
 
 
+def _questions(path, number, choices=3):
+  path.write_text(''.join(json.dumps({'context': f'def f{i}(x):', 'choices': [f'return {c}' for c in 'xyz'[:choices]],
+                                      'answer': i % choices}) + '\n' for i in range(number)))
+  return path
+
+
+def test_the_accuracy_of_a_task_without_each_layer(run, tmp_path, monkeypatch):
+  file = _questions(tmp_path / 'abc.jsonl', 5)
+  take = lambda task, chosen: diagnose.diagnose([str(run)], tmp_path / 'out', tokens=1024, task=str(task), chosen=chosen)
+  take(file, ['task_drop', 'task_prune'])
+  found = json.loads((tmp_path / 'out' / 'depth.json').read_text())
+  L = found['layers']
+  right = found['task_baseline']
+  assert 5 * right == round(5 * right) and found['task']['chance'] == pytest.approx(1 / 3)
+  assert len(found['task_drop']) == L and len(found['task_prune_rise']) == L - 1 == len(found['task_prune_order'])
+  assert all(-right <= change <= 1 - right for change in found['task_drop'])
+  assert 'task_attn_drop' not in found and 'layer_drop' not in found and found['intervals']['task_drop']['low']
+  assert found['task']['questions'] == 5 and found['measures']['task_drop']['rows'] == 15
+  page = (tmp_path / 'out' / 'report.html').read_text()
+  assert 'Task accuracy without each layer' in page and 'over 5 questions of abc' in page and 'Guessing' in page
+  monkeypatch.setattr(diagnose.Batches, '__iter__', lambda self: pytest.fail('taken again'))
+  take(file, ['task_drop', 'task_prune'])
+  _questions(file, 5, choices=2)
+  with pytest.raises(pytest.fail.Exception, match='taken again'):  # other questions of the same name
+    take(file, ['task_drop', 'task_prune'])
+
+
+def test_accuracy_of_the_next_token_is_a_task_and_is_taken_beside_what_is_named(run, tmp_path):
+  diagnose.diagnose([str(run)], tmp_path, tokens=1024, task='accuracy', chosen=['layer_drop', 'task_drop'])
+  found = json.loads((tmp_path / 'depth.json').read_text())
+  assert 0 <= found['task_baseline'] <= 1 and found['task']['chance'] is None and found['baseline'] > 1
+  page = (tmp_path / 'report.html').read_text()
+  assert 'top-1 accuracy of the next token' in page and 'Guessing' not in page
+
+
+def test_a_question_is_never_divided():
+  mesh = sharding.make_mesh(config_lib.MeshConfig())
+  rows = [{'tokens': np.full(16, 1 + i // 3), 'right': np.float32(i % 3)} for i in range(3 * 60)]
+  batches = list(diagnose.Batches(rows, mesh, 3))
+  assert {len(b['tokens']) % (3 * sharding.batch_parts(mesh)) for b in batches} == {0}
+  for b in batches:
+    for shard in b['tokens'].addressable_shards:
+      assert (np.ptp(np.asarray(shard.data)[:, 0].reshape(-1, 3), axis=1) == 0).all()
+  assert sum(int((np.asarray(b['tokens'])[:, 0] > 0).sum()) for b in batches) == 180
+  sample = diagnose.Sample(rows, '', '', group=3, least=20)
+  assert [len(sample.part(share)) for share in (1, 1 / 2, 1 / 10)] == [180, 90, 60]
+
+
+def test_a_model_of_images_answers_no_questions():
+  config = config_lib.ModelConfig(family='vit', image_size=8, patch_size=4, num_classes=3)
+  sample = diagnose.Sample([{'images': np.zeros((8, 8, 3))}], '1 image', 'x')
+  with pytest.raises(UserError, match='which answers no questions; --task=accuracy'):
+    diagnose._task('runs/vit', config, None, 'x.jsonl', sample)
+  assert 'of classes on 1 image' in diagnose._task('runs/vit', config, None, 'accuracy', sample).about['what']
+
+
 def test_what_cannot_be_used_is_said_before_anything_is_written(run, tmp_path):
   (tmp_path / 'empty.txt').write_text('')
   (tmp_path / 'fresh' / 'checkpoints').mkdir(parents=True)
@@ -54,6 +110,9 @@ def test_what_cannot_be_used_is_said_before_anything_is_written(run, tmp_path):
                         ({'chosen': ['']}, "no measure ''.*Known: block_drop"),
                         ({'text': str(tmp_path / 'empty.txt')}, 'empty'),
                         ({'text': str(tmp_path / 'none.txt')}, 'none.txt.*does not exist'),
+                        ({'task': 'acuracy'}, "neither 'accuracy' nor a file of questions"),
+                        ({'task': str(tmp_path / 'empty.txt')}, 'holds no questions'),
+                        ({'chosen': ['task_prune']}, 'task_prune needs a task'),
                         ({'seq_len': 4096}, 'longer than the 128 positions'),
                         ({'tokens': 0}, '--tokens=0.*1 or more'),
                         ({'dtype': 'float64'}, 'JAX_ENABLE_X64=1'),

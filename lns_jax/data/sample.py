@@ -24,7 +24,7 @@ def size(row: Batch) -> int:
   return int((row['segment_ids'] > 0).sum()) if 'segment_ids' in row else 1
 
 
-def drawn(dataset: Rows, split: str, tokens: int) -> list[Batch]:
+def drawn(dataset: Rows, split: str, tokens: float) -> list[Batch]:
   """Rows of a split in an order that depends on their number alone, until `tokens` predictions or images are full.
 
   The rows of a smaller sample are the first of a larger one; at least one.

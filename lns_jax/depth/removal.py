@@ -28,7 +28,8 @@ def last_third(rise) -> np.ndarray:
     return np.sum(costs[..., L - max(L // 3, 1):], axis=-1) / np.sum(costs, axis=-1)
 
 
-def _spare(config: ModelConfig):
+def check_spare(config: ModelConfig):
+  """Refuses a model without a layer to spare."""
   if config.num_layers < 2:
     raise UserError('a model with one layer has no layer to spare: removal needs two or more.')
 
@@ -50,7 +51,7 @@ def layer_drop(config: ModelConfig, params, batches, *, score_fn: ScoreFn | None
   Raises:
     UserError: no batch, or a model with a single layer.
   """
-  _spare(config)
+  check_spare(config)
   at = np.arange(config.num_layers)
   plan = Plan.of('skip', at, at + 1)
   baseline, change = interventions.run(config, params, batches, plan, score_fn=score_fn, seed=seed)
@@ -82,7 +83,7 @@ def block_drop(config: ModelConfig, params, batches, *, most: int | None = None,
   Returns 'baseline' [] and 'block_drop' [most, L]: entry [n - 1, l - 1] is without layers l, ..., l + n - 1; NaN
   where there are no such layers. Gromov et al. (arXiv 2403.17887) cut the block that costs least.
   """
-  _spare(config)
+  check_spare(config)
   L = config.num_layers
   most = L - 1 if most is None else min(most, L - 1)
   n, at = np.divmod(np.arange(most * L), L)
@@ -109,7 +110,7 @@ class Pruned(typing.NamedTuple):
 
 
 def prune(config: ModelConfig, params, batches, *, most: int | None = None, score_fn: ScoreFn | None = None,
-          lower_is_better: bool = True, seed: int = 0, done: Callable[[list[int]], None] = lambda ids: None) -> Pruned:
+          lower_is_better: bool = True, stop_at: float = np.inf, seed: int = 0, done: Callable[[list[int]], None] = lambda ids: None) -> Pruned:
   """Removes the layer that costs least, then of the rest the one that costs least then, and so on.
 
   Each round tries every layer that is left, on the same batches, through the same compiled program.
@@ -118,13 +119,14 @@ def prune(config: ModelConfig, params, batches, *, most: int | None = None, scor
     batches: read once a round: a sequence, or something else that can be read again.
     most: number of layers to remove; L - 1 by default.
     lower_is_better: whether a removal costs more the more it raises the score; the loss does.
+    stop_at: rise of the score, relative to the whole model's, with which the removal that reaches it is the last one.
     done: called after each round with the ids of the layers removed so far.
 
   Returns:
     order: the layers' own ids. rise [most]: loss without the first 1, 2, ... of them minus that of the whole model.
     prunable []: how many of them can go before the rise of the loss reaches SMALL for the first time.
   """
-  _spare(config)
+  check_spare(config)
   L = config.num_layers
   removed, rises = [], []
   for _ in range(L - 1 if most is None else min(most, L - 1)):
@@ -139,6 +141,8 @@ def prune(config: ModelConfig, params, batches, *, most: int | None = None, scor
     removed.append(int(left[best]))
     rises.append(total[:, best])
     done([config.layer_ids[i] for i in removed])
+    if rises[-1][0] >= stop_at * baseline.each()[0]:
+      break
   each = np.stack(rises, axis=1)
   small = np.cumprod(each < SMALL * baseline.each()[:, None], axis=1).sum(axis=1).astype(float)
   prunable = Estimate.of(small, baseline.tokens) if score_fn is None else None

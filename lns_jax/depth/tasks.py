@@ -48,5 +48,6 @@ def choice(K: int) -> ScoreFn:
     best_Q = jnp.argmin(jnp.where(real_QK, nats_QK, jnp.inf), axis=-1)
     right_Q = jnp.take_along_axis(batch['right'].reshape(-1, K), best_Q[:, None], axis=-1)[:, 0]
     broken_Q = jnp.any(jnp.isnan(nats_QK), axis=-1)
-    return jnp.where(broken_Q, jnp.nan, right_Q), jnp.any(real_QK, axis=-1).astype(jnp.float32)
+    weight_Q = jnp.any(real_QK, axis=-1).astype(jnp.float32)
+    return jnp.where(broken_Q, jnp.nan, right_Q * weight_Q), weight_Q
   return score

@@ -122,7 +122,8 @@ class Checkpointer:
 
     Args:
       step: updates done; larger than every step in the folder.
-      params, opt_state: trees of arrays (nested dicts with str keys, tuples, NamedTuples).
+      params, opt_state: trees of arrays (nested dicts with str keys, tuples, NamedTuples). opt_state None: a model
+        that no run goes on from, see `can_go_on`.
       data: position in the data. config: the resolved settings. Both plain JSON values.
 
     Raises:
@@ -138,7 +139,7 @@ class Checkpointer:
     if step <= newest:
       raise UserError(f'checkpoint {self._root / str(newest)} is there already, so that step {step} is not saved '
                       'over it; another folder, or that one moved away, would do.')
-    items = {n: ocp.args.StandardSave(t) for n, t in zip(_ARRAYS, (params, opt_state))}
+    items = {n: ocp.args.StandardSave(t) for n, t in zip(_ARRAYS, (params, opt_state)) if t is not None}
     items |= {'data': ocp.args.JsonSave(data), 'config': ocp.args.JsonSave(config)}
     with self._explained(step):
       if self._primary:
@@ -254,6 +255,11 @@ def load_config(directory: epath.PathLike, step: int | None = None) -> tuple[int
   if chosen is None:
     return None
   return chosen, _read(_absolute(directory) / str(chosen), config=ocp.args.JsonRestore())['config']
+
+
+def can_go_on(directory: epath.PathLike, step: int) -> bool:
+  """Whether the checkpoint of `step` holds an optimizer's state, without which no run goes on."""
+  return (_absolute(directory) / str(step) / 'opt_state').exists()
 
 
 def load_params(directory: epath.PathLike, *, step: int | None = None, like=None):

@@ -16,7 +16,7 @@ from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
 from lns_jax.layers import param
 from lns_jax.models import layout, transformer
-from lns_jax.train import checkpoint, evaluate, log, mfu, nonfinite, resume, run_info
+from lns_jax.train import checkpoint, evaluate, init_from, log, mfu, nonfinite, resume, run_info
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run, say
 
@@ -36,6 +36,7 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   sharding.params(mesh, config.model)
   resume.check_config(workdir, config)
   dataset = dataset_lib.open(config)
+  init_from.check_tokenizer(config, dataset.tokenizer)
   rows, t = dataset.num_rows('train'), config.train
   steps = config_lib.num_steps(config, rows)
   dataset.train_batches(config.data.seed, t.batch_size, num_steps=0)  # refuses a set smaller than a batch
@@ -46,7 +47,8 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
 
 
 def resolved(config: RunConfig) -> RunConfig:
-  """The config with what depends on the device written out: a run never changes its types in silence."""
+  """The config with what depends on the device, or on another run, written out: a run never changes in silence."""
+  config = init_from.with_its_layers(config)
   return config_lib.changed(config, {'model': {'precision': param.resolve_precision(config.model.precision)}})
 
 

@@ -79,11 +79,14 @@ def differences(saved: dict, asked: dict) -> dict[str, tuple]:
 
 
 def check_config(workdir: pathlib.Path, config: RunConfig):
-  """Refuses to go on with a run whose defining settings differ, naming the first such field."""
+  """Refuses to go on with a run whose defining settings differ, naming the first such field; or with no run at all."""
   checkpoints = workdir / 'checkpoints'
   found = checkpoint.load_config(checkpoints) if checkpoints.exists() else None
   if found is None:
     return  # nothing was saved yet: starting anew loses nothing
+  if not checkpoint.can_go_on(checkpoints, found[0]):
+    raise UserError(f'{workdir} holds a model without the state of an optimizer, not a run that could go on; '
+                    f'--config.train.init_from={workdir} with another --workdir starts a run from it.')
   changed = differences(found[1], config_lib.to_dict(config))
   if changed:
     name, (old, new) = next(iter(changed.items()))

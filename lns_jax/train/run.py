@@ -14,7 +14,7 @@ from lns_jax import sharding
 from lns_jax.config import RunConfig
 from lns_jax.layers import schemes
 from lns_jax.models import transformer
-from lns_jax.train import evaluate
+from lns_jax.train import evaluate, init_from
 from lns_jax.train import step as step_lib
 
 
@@ -54,8 +54,12 @@ class Run:
         lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, self.shardings)
 
   def fresh_state(self) -> step_lib.TrainState:
-    """The initial state, born sharded. Where the scheme's start depends on data, the run's first rows are read."""
+    """The initial state, sharded. Where the scheme's start depends on data, the run's first rows are read."""
     c, batch = self.config, None
+    if c.train.init_from:
+      shapes = step_lib.shapes(c, self.steps).params
+      params = jax.tree.map(lambda x, s: x.astype(s.dtype), init_from.params(c), shapes)
+      return jax.jit(lambda p: step_lib.state_of(c, self.steps, p), out_shardings=self.shardings)(params)
     if schemes.has(c.model, 'profiled'):
       first = self.dataset.train_batches(c.data.seed, c.train.batch_size, num_steps=1)
       rows = jax.tree.map(lambda x: x[::c.train.accumulation], next(iter(first)))  # the first micro-batch

@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
@@ -10,6 +11,8 @@ import sys
 from typing import Any
 
 import jax
+
+from lns_jax.errors import UserError
 
 PACKAGES = ('lns_jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'tensorflow-datasets', 'numpy')
 
@@ -54,3 +57,22 @@ def collect(config: dict[str, Any], corpus_hash: str | None) -> dict[str, Any]:
   return {'command': sys.orig_argv, 'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
           'commit': _commit(), 'versions': {p: _version(p) for p in PACKAGES}, 'hardware': hardware(),
           'corpus_hash': corpus_hash, 'config': config}
+
+
+def read(workdir) -> dict[str, Any]:
+  """The run_info.json of a run folder. Raises UserError when there is none or it is damaged."""
+  path = pathlib.Path(workdir) / 'run_info.json'
+  if not path.is_file():
+    raise UserError(f'{workdir} is not a run folder: it has no run_info.json.')
+  return read_json(path, workdir)
+
+
+def read_json(path: pathlib.Path, workdir) -> dict[str, Any]:
+  """A JSON object among the files of a run folder. Raises UserError when it is damaged."""
+  try:
+    found = json.loads(path.read_text())
+  except ValueError:
+    found = None
+  if not isinstance(found, dict):
+    raise UserError(f'{path} is damaged; run the training command of {workdir} again.')
+  return found

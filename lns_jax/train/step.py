@@ -96,15 +96,16 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
 
 def init_state(config: RunConfig, steps: int, batch=None) -> TrainState:
   """A fresh state; jit it with out_shardings, so that it is born sharded. batch: see `transformer.init`."""
-  return _state(config, steps, transformer.init(config.model, jax.random.key(config.train.seed), batch))
+  return state_of(config, steps, transformer.init(config.model, jax.random.key(config.train.seed), batch))
 
 
 def shapes(config: RunConfig, steps: int) -> TrainState:
   """Shapes and types of a state."""
-  return jax.eval_shape(lambda: _state(config, steps, transformer.unprofiled(config.model, jax.random.key(0))))
+  return jax.eval_shape(lambda: state_of(config, steps, transformer.unprofiled(config.model, jax.random.key(0))))
 
 
-def _state(config: RunConfig, steps: int, params) -> TrainState:
+def state_of(config: RunConfig, steps: int, params) -> TrainState:
+  """The state before the first update of these parameters."""
   opt_state = optimizer_lib.make(config.optimizer, steps, config.model).init(params)
   return TrainState(params, opt_state, jnp.zeros((), jnp.int32))
 

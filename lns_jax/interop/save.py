@@ -1,0 +1,87 @@
+"""Writing a model as a run folder, which every command opens like one that training left."""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+
+import jax
+
+from lns_jax import config as config_lib
+from lns_jax import files
+from lns_jax.errors import UserError
+from lns_jax.interop.load import load_run_config
+from lns_jax.models import layout, transformer
+from lns_jax.train import checkpoint, run_info
+
+
+def new_folder(out) -> pathlib.Path:
+  """The absolute path of a folder that can be made. Raises UserError when it exists or there is no way to make it."""
+  if '://' in str(out):
+    raise UserError(f'{out} is not a local folder; write to one and copy it there.')
+  path = pathlib.Path(out).expanduser().absolute()
+  if os.path.lexists(path):
+    raise UserError(f'{path} exists, and nothing is written over it; give a folder that does not.')
+  above = next(p for p in path.parents if p.exists())
+  if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+    raise UserError(f'{path} cannot be made: {above} is not a folder that can be written to.')
+  return path
+
+
+def save(config: config_lib.ModelConfig, params, out, *, like, step: int | None = None,
+         result: dict | None = None) -> pathlib.Path:
+  """Writes a model that came from a run, such as that run's without some layers, as a run folder of its own.
+
+  It holds the parameters without an optimizer's state, the tokenizer, and the run's settings with this model in them;
+  run_info.json says under 'origin' which run and step that was and which of its layers are gone.
+
+  Args:
+    config, params: the model, in either layout.
+    out: folder that does not exist yet; there whole or not at all.
+    like: the run folder that the model came from.
+    step: of the checkpoint that it came from, which factors that grow with updates go by; the newest sound one by
+      default.
+    result: of an evaluation of this model, which becomes result.json: without one it is not compared with runs.
+
+  Returns:
+    The absolute path of the folder.
+
+  Raises:
+    UserError: `out` exists or cannot be written, `like` is no run folder, or the parameters are not those of `config`.
+  """
+  out = new_folder(out)
+  step, run = load_run_config(like, step)
+  model = dataclasses.replace(config, ramp_step=run.model.ramp_step)  # `load` takes it from the step
+  canonical = layout.unstack(params)
+  _check_shapes(model, canonical)
+  values = config_lib.to_dict(dataclasses.replace(run, model=model))
+  corpus_hash = run_info.read(like)['corpus_hash']
+  origin = {'path': str(pathlib.Path(like).expanduser().absolute()), 'step': step,
+            'removed_layers': sorted(set(run.model.layer_ids) - set(model.layer_ids))}
+  try:
+    with files.whole_folder(out) as folder:
+      files.write_json(folder / 'run_info.json', run_info.collect(values, corpus_hash) | {'origin': origin})
+      if result is not None:
+        files.write_json(folder / 'result.json',
+                         files.finite(result) | {'config': values, 'corpus_hash': corpus_hash})
+      if config.family == 'decoder':
+        shutil.copytree(pathlib.Path(like).expanduser() / 'tokenizer', folder / 'tokenizer')
+      with checkpoint.Checkpointer(folder / 'checkpoints', run.checkpoint) as saver:
+        saver.save(step, params=canonical, opt_state=None, data={'step': step, 'corpus_hash': corpus_hash},
+                   config=values)
+  except OSError as e:
+    raise UserError(f'{out} could not be written: {e.strerror or e}; nothing is left of it.') from None
+  return out
+
+
+def _check_shapes(config: config_lib.ModelConfig, canonical):
+  """Refuses parameters that a model of these settings does not have."""
+  def shapes(tree):
+    return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+  wanted = shapes(jax.eval_shape(lambda: layout.unstack(transformer.unprofiled(config, jax.random.key(0)))))
+  given = shapes(canonical)
+  for name in sorted(wanted | given):
+    if wanted.get(name) != given.get(name):
+      raise UserError(f'the parameters have {given.get(name, "nothing")} at {name} where the model has '
+                      f'{wanted.get(name, "nothing")}.')

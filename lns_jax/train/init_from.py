@@ -1,0 +1,61 @@
+"""A run that starts from the weights of another run's model, such as one that lost layers: `train.init_from`."""
+
+import dataclasses
+import pathlib
+
+from lns_jax.config import ModelConfig, RunConfig, changed, from_dict
+from lns_jax.data import tokenizers
+from lns_jax.errors import UserError
+from lns_jax.layers import schemes
+from lns_jax.models import layout
+from lns_jax.train import checkpoint
+
+# Settings of a model that its weights do not depend on, once they are there.
+_OTHERS = ('num_layers', 'init', 'init_std', 'alpha_init', 'layerscale_init', 'dyt_alpha', 'precision', 'loop', 'remat')
+
+
+def _checkpoints(config: RunConfig) -> pathlib.Path:
+  return pathlib.Path(config.train.init_from).expanduser().absolute() / 'checkpoints'
+
+
+def with_its_layers(config: RunConfig) -> RunConfig:
+  """The config with the layers of the model that it starts from, where those are some of the layers asked for.
+
+  Raises:
+    UserError: there is no such model, or another setting of it differs, or its scheme grows with the run's updates.
+  """
+  folder = config.train.init_from
+  if not folder:
+    return config
+  found = checkpoint.load_config(_checkpoints(config))
+  if found is None:
+    raise UserError(f'train.init_from = {folder!r} is not a run folder with a finished checkpoint.')
+  model = from_dict(RunConfig, found[1]).model
+  if schemes.grows(model):
+    raise UserError(f'train.init_from = {folder!r} has model.scheme = {model.scheme}, whose branches grow from 0 with '
+                    'the updates of a run: a second run would take from it what it has learned.')
+  _check_same(folder, model, config.model)
+  return changed(config, {'model': {'layer_ids': model.layer_ids, 'num_layers': model.num_layers}})
+
+
+def _check_same(folder: str, model: ModelConfig, asked: ModelConfig):
+  for name in (f.name for f in dataclasses.fields(model) if f.name not in _OTHERS):
+    old, new = getattr(model, name), getattr(asked, name)
+    whole = name == 'layer_ids' and new == tuple(range(1, asked.depth + 1))
+    if old != new and not whole:
+      raise UserError(f'train.init_from = {folder!r} has model.{name} = {old!r}, but {new!r} was asked for; set '
+                      f'--config.model.{name}={old}.')
+
+
+def check_tokenizer(config: RunConfig, tokenizer: tokenizers.Tokenizer | None):
+  """Refuses text whose ids do not mean what they meant to the model that the run starts from."""
+  if config.train.init_from and tokenizer is not None:
+    own = _checkpoints(config).parent / 'tokenizer'
+    if tokenizers.load(own).hash != tokenizer.hash:
+      raise UserError(f'train.init_from = {config.train.init_from!r} was trained with another tokenizer than the one of '
+                      f'this text; set --config.data.tokenizer to the file in {own}.')
+
+
+def params(config: RunConfig):
+  """The parameters that the run starts from, as they were saved, in the layout of its loop."""
+  return layout.native(checkpoint.load_params(_checkpoints(config)), config.model)
