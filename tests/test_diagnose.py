@@ -1,7 +1,9 @@
 """A diagnosis from run folders to the report: kept, taken up again, refused before anything is written."""
 
 import dataclasses
+import functools
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -202,28 +204,57 @@ def without_times(written: dict) -> dict:
                                  for kind, taken in written['measures'].items()}}
 
 
+def start(run, out, *arguments, devices: int = 1) -> subprocess.Popen:
+  script = pathlib.Path(__file__).parent.parent / 'experiments' / 'diagnose.py'
+  env = os.environ | {'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}'}
+  return subprocess.Popen([sys.executable, str(script), f'--model={run}', f'--out={out}', *arguments], env=env,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
 @pytest.mark.slow
 def test_killed_in_the_middle_of_a_measure_it_goes_on_to_the_same_numbers(run, tmp_path):
-  command = [sys.executable, str(pathlib.Path(__file__).parent.parent / 'experiments/diagnose.py'), f'--model={run}',
-             '--tokens=2048', '--measures=profile,jacobian,layer_drop,perturb']
-  def start(out):
-    return subprocess.Popen([*command, f'--out={out}'], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-  for done in ('profile', 'layer_drop', 'jacobian'):  # in the table's order: killed in what follows it
-    process = start(tmp_path / 'killed')
+  command = functools.partial(start, run, tmp_path / 'killed')
+  arguments = ('--tokens=2048', '--measures=profile,layer_drop,jacobian,perturb')
+  for done in ('profile', 'layer_drop', 'jacobian'):
+    process = command(*arguments)
     while not (tmp_path / 'killed' / 'pre' / f'{done}.npz').exists():
       assert process.poll() is None, process.stderr.read()
       time.sleep(0.02)
-    time.sleep(0.5)
+    time.sleep(0.3)  # into the next one
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / 'killed' / 'depth.json').exists()
   kept = {p: p.stat().st_mtime_ns for p in (tmp_path / 'killed' / 'pre').glob('*.npz')}
   assert {p.stem for p in kept} == {'profile', 'layer_drop', 'jacobian'}
-  for out in ('killed', 'whole'):
-    assert start(tmp_path / out).wait() == 0
+  for process in (command(*arguments), start(run, tmp_path / 'whole', *arguments)):
+    assert process.wait() == 0, process.stderr.read()
   assert all(p.stat().st_mtime_ns == then for p, then in kept.items())
   killed, whole = (json.loads((tmp_path / out / 'depth.json').read_text()) for out in ('killed', 'whole'))
   assert without_times(killed) == without_times(whole)
+
+
+@pytest.mark.slow
+def test_the_command_finds_the_same_digits_on_eight_devices_as_on_one(run, tmp_path):
+  """Thirty-five rows of 128 tokens: the second batch is of padding but for three rows."""
+  for devices in (1, 8):
+    process = start(run, tmp_path / str(devices), '--tokens=4480', devices=devices)
+    assert process.wait() == 0, process.stderr.read()
+  one, eight = (json.loads((tmp_path / str(devices) / 'depth.json').read_text()) for devices in (1, 8))
+  assert one.keys() == eight.keys() and one['measures']['profile']['rows'] >= 35
+  for name in one.keys() - {'measures', 'intervals'}:
+    close(one[name], eight[name], name)
+  for name, ends in one['intervals'].items():
+    for end in ends:
+      close(ends[end], eight['intervals'][name][end], name)
+
+
+def close(one, other, name):
+  """Equal, or as near as float32 sums in another order: null is null."""
+  if isinstance(one, (str, dict, type(None))):
+    assert one == other, name
+    return
+  one, other = (np.array(v, np.float64) for v in (one, other))
+  np.testing.assert_allclose(other, one, rtol=1e-5, atol=5e-6, err_msg=name)
 
 
 def test_what_a_measure_found_is_read_back_as_it_was(tmp_path):

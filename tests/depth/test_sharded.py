@@ -1,4 +1,4 @@
-"""Eight devices give the digits of one: every measure by itself, and a whole diagnosis."""
+"""Eight devices give the digits of one: every measure, with parameters split as in training and padding in the batch."""
 
 import functools
 
@@ -13,37 +13,34 @@ from lns_jax.depth.estimate import Estimate
 from tiny import batch, model, params
 
 CONFIG = model(vocab_size=40, d_model=16, d_ff=32, num_layers=3, scheme='lns', loop='scan')
-CHEAP = ('profile', 'layer_drop', 'perturb', 'cka', 'prune')
-LOOSE = {'jacobian': 1e-3, 'mean_jacobian': 1e-3, 'gradients': 1e-4, 'lens': 1e-4, 'cka': 1e-4, 'linear': 1e-4}
+FAST = ('profile', 'layer_drop', 'perturb', 'prune', 'cka')
+SPLIT, DATA = MeshConfig(data=2, fsdp=2, tensor=2), MeshConfig(data=8)
 
 
-def rows(count: int) -> list[dict]:
-  b = batch(rows=count, T=8, vocab=40)
-  return [{k: v[i] for k, v in b.items()} for i in range(count)]
-
-
-@functools.cache
-def alone(kind: str):
-  mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
-  with sharding.use(mesh):
-    return measures.MEASURES[kind].run(CONFIG, jax.device_put(params(CONFIG), sharding.replicated(mesh)),
-                                       diagnose.Batches(rows(10), mesh), 0)
-
-
-@pytest.mark.parametrize('kind', [kind if kind in CHEAP else pytest.param(kind, marks=pytest.mark.slow)
-                                  for kind in measures.LOSS])
-@pytest.mark.parametrize('settings', [MeshConfig(data=2, fsdp=2, tensor=2), MeshConfig(data=8)], ids=['fsdp', 'data'])
-def test_eight_devices_give_the_digits_of_one(kind, settings):
-  """Ten rows: on eight devices six rows of padding fill the batch; parameters are split as in training."""
-  mesh = sharding.make_mesh(settings)
+def found(kind: str, settings: MeshConfig, devices: int) -> dict:
+  """Ten rows in one batch, which eight devices fill up with rows of padding."""
+  mesh, b = sharding.make_mesh(settings, jax.devices()[:devices]), batch(rows=10, T=8, vocab=40)
+  rows = [{k: v[i] for k, v in b.items()} for i in range(10)]
   with sharding.use(mesh):
     placed = jax.device_put(params(CONFIG), sharding.params(mesh, CONFIG))
-    spread = measures.MEASURES[kind].run(CONFIG, placed, diagnose.Batches(rows(10), mesh), 0)
-  assert spread.keys() == alone(kind).keys()
-  for name, one in alone(kind).items():
-    if not isinstance(one, Estimate):
-      assert spread[name] == one
-      continue
-    for part in ('value', 'low', 'high'):
-      np.testing.assert_allclose(getattr(spread[name], part), getattr(one, part), rtol=1e-5, atol=2e-6,
+    return measures.LOSS[kind].run(CONFIG, placed, diagnose.Batches(rows, mesh), 0)
+
+
+alone = functools.cache(lambda kind: found(kind, MeshConfig(), 1))
+
+
+@pytest.mark.parametrize('kind, settings', [
+    pytest.param(kind, settings, marks=() if kind in FAST and settings == SPLIT else pytest.mark.slow)
+    for kind in measures.LOSS for settings in (SPLIT, DATA)])
+def test_eight_devices_give_the_digits_of_one(kind, settings):
+  """To 1e-6, and differences of losses to 1e-6 of a loss of 4 nats: sums in float32 have another order."""
+  one, spread = alone(kind), found(kind, settings, 8)
+  assert spread.keys() == one.keys()
+  for name, expected in one.items():
+    for part in ('value', 'low', 'high') if isinstance(expected, Estimate) else ():
+      np.testing.assert_allclose(getattr(spread[name], part), getattr(expected, part), rtol=1e-6, atol=4e-6,
                                  err_msg=f'{name} {part}')
+    if isinstance(expected, (np.ndarray, float)):
+      np.testing.assert_allclose(spread[name], expected, rtol=1e-6, err_msg=name)
+    elif not isinstance(expected, Estimate):
+      assert spread[name] == expected
