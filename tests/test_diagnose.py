@@ -98,7 +98,7 @@ def test_a_question_is_never_divided():
 
 
 def test_a_model_of_images_answers_no_questions():
-  config = config_lib.ModelConfig(family='vit', image_size=8, patch_size=4, num_classes=3)
+  config = config_lib.ModelConfig(family='vit', causal=False, image_size=8, patch_size=4, num_classes=3)
   sample = diagnose.Sample([{'images': np.zeros((8, 8, 3))}], '1 image', 'x')
   with pytest.raises(UserError, match='which answers no questions; --task=accuracy'):
     diagnose._task('runs/vit', config, None, 'x.jsonl', sample)

@@ -8,6 +8,7 @@ import pytest
 
 import lns_jax
 from lns_jax import diagnose, runs, surgery
+from lns_jax.data import sample
 from lns_jax.errors import UserError
 from lns_jax.train import loop, run_info
 from test_cli import command
@@ -77,7 +78,7 @@ def test_a_run_is_compared_by_settings_that_it_is_from_before(run, pruned, tmp_p
 def test_layers_go_as_long_as_the_loss_rises_by_less(run, tmp_path):
   """The order and the rises are those of `depth.prune` on the sample, whatever comes after the last that may go."""
   dataset = runs.open_dataset(run, settings_of(run))
-  rows = [dataset.row('validation', i) for i in range(dataset.rows_within('validation', 512))]
+  rows = sample.drawn(dataset, 'validation', 512)
   config, params, _ = lns_jax.load(run)
   whole = lns_jax.depth.prune(config, params, [{k: np.stack([row[k] for row in rows]) for k in rows[0]}])
   rises = whole.rise.value / whole.baseline.value
