@@ -31,8 +31,8 @@ def prune(model, out, *, drop_layers: Sequence[int] = (), most_rise: float | Non
     drop_layers: 1-based ids of the layers.
     most_rise: layers are removed one after another, always the one that costs least, as long as the loss on the sample
       rises by less than this share of the whole model's.
-    tokens: size of the sample, first rows of the validation split, in predictions; of a model of images, in images;
-      0: the whole split.
+    tokens: size of the sample, about, in predictions; of a model of images, in images; 0: all that is evaluated. Its
+      rows lie evenly over what is evaluated: the first ones may be all of one file.
 
   Returns:
     {'out', 'removed_layers' (in the order of removal), 'layer_ids' (that are left), 'before' and 'after': the run's own
@@ -57,7 +57,7 @@ def prune(model, out, *, drop_layers: Sequence[int] = (), most_rise: float | Non
   else:
     removal.check_spare(config)
     dataset = runs.open_dataset(model, run)
-    drop_layers, sample = _choose(config, params, dataset, most_rise, tokens)
+    drop_layers, sample = _choose(config, params, _sample(dataset, tokens, run.eval.max_tokens), most_rise)
     less = transformer.remove_layers(config, params, drop_layers)
   before, after = (runs.score(run, c, p, dataset, max_tokens=run.eval.max_tokens) for c, p in ((config, params), less))
   after['params'] = sum(x.size for x in jax.tree.leaves(less[1]))
@@ -69,10 +69,15 @@ def prune(model, out, *, drop_layers: Sequence[int] = (), most_rise: float | Non
           'seconds': time.perf_counter() - start}
 
 
-def _choose(config: ModelConfig, params, dataset, most_rise: float, tokens: int) -> tuple[list[int], dict]:
+def _sample(dataset, tokens: int, max_tokens: int) -> list[dict]:
+  """Rows spread over the part of the validation split that is evaluated, as many as its first ones hold `tokens`."""
+  evaluated = dataset.rows_within('validation', max_tokens)
+  count = min(evaluated, dataset.rows_within('validation', tokens), tokens or evaluated)
+  return [dataset.row('validation', int(i)) for i in np.arange(count) * evaluated // count]
+
+
+def _choose(config: ModelConfig, params, rows: list[dict], most_rise: float) -> tuple[list[int], dict]:
   """(ids of the layers that may go, in the order of removal; what prune's 'sample' says)."""
-  count = dataset.rows_within('validation', tokens)
-  rows = [dataset.row('validation', i) for i in range(min(count, tokens or count))]
   mesh = sharding.make_mesh(MeshConfig())
   batches = Batches(rows, mesh)
   with sharding.use(mesh), tqdm.tqdm(total=(config.num_layers - 1) * len(batches), desc='choosing', unit='batch',

@@ -75,20 +75,32 @@ def test_a_run_is_compared_by_settings_that_it_is_from_before(run, pruned, tmp_p
 
 
 def test_layers_go_as_long_as_the_loss_rises_by_less(run, tmp_path):
-  """The order and the rises are those of `depth.prune` on the sample, whatever comes after the last that may go."""
+  """Chosen on all that is evaluated, so that the sample's rise is that of the evaluation."""
   dataset = runs.open_dataset(run, settings_of(run))
-  rows = [dataset.row('validation', i) for i in range(dataset.rows_within('validation', 512))]
+  rows = [dataset.row('validation', i) for i in range(dataset.rows_within('validation', 2048))]
   config, params, _ = lns_jax.load(run)
   whole = lns_jax.depth.prune(config, params, [{k: np.stack([row[k] for row in rows]) for k in rows[0]}])
   rises = whole.rise.value / whole.baseline.value
   limit = float(np.mean(np.maximum.accumulate(rises)[1:]))  # lies between what two and what three removals cost
   n = int(np.cumprod(rises < limit).sum())
   assert 1 <= n < 3
-  told = surgery.prune(run, tmp_path / 'less', most_rise=limit, tokens=512)
+  told = surgery.prune(run, tmp_path / 'less', most_rise=limit, tokens=0)
   assert told['removed_layers'] == list(whole.order[:n])
-  assert told['sample'] == {'tokens': whole.baseline.tokens, 'relative_rise': pytest.approx(rises[n - 1], abs=1e-6)}
+  assert told['sample'] == {'tokens': whole.baseline.tokens, 'relative_rise': pytest.approx(told['relative_rise'], abs=1e-6)}
+  assert told['relative_rise'] == pytest.approx(rises[n - 1], abs=1e-6)
   assert lns_jax.load(tmp_path / 'less')[0].layer_ids == tuple(sorted(set(range(1, 5)) - set(whole.order[:n])))
   assert run_info.read(tmp_path / 'less')['origin']['removed_layers'] == sorted(whole.order[:n])
+
+
+def test_a_sample_lies_evenly_over_what_is_evaluated():
+  class Numbered:
+    def rows_within(self, split, tokens):
+      return min(tokens // 10, 9) if tokens else 9
+    def row(self, split, i):
+      return i
+  assert surgery._sample(Numbered(), 30, 0) == [0, 3, 6]
+  assert surgery._sample(Numbered(), 30, 60) == [0, 2, 4]
+  assert surgery._sample(Numbered(), 0, 60) == [0, 1, 2, 3, 4, 5]
 
 
 def test_when_no_layer_may_go_nothing_is_written(run, tmp_path):
