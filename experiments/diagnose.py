@@ -16,8 +16,11 @@ TEXT = flags.DEFINE_string(
     'text', '', "File or folder of text, embedded, or tfds:NAME; a run's own validation split by default.")
 TOKENS = flags.DEFINE_integer('tokens', 262_144, 'Size of the sample in tokens (of images: their number).', lower_bound=1)
 SEQ_LEN = flags.DEFINE_integer('seq_len', 0, "Positions in a row; 0: the model's own.", lower_bound=0)
-MEASURES = flags.DEFINE_list('measures', [], 'Which measures to take; all by default. A wrong name lists them.')
+MEASURES = flags.DEFINE_list('measures', [], 'Which measures to take; all but tsne by default (all,tsne takes that too). '
+                             'A wrong name lists them.')
 DTYPE = flags.DEFINE_enum('dtype', '', ['', 'float32', 'bfloat16', 'float64'], "Precision; the run's own by default.")
+ANGLES = flags.DEFINE_enum('angles', 'raw', ['raw', 'percentile'], 'Angular distances in the report: as they are, or each '
+                           'row of a heat map stretched between its percentiles, as the paper\'s code draws them.')
 SEED = flags.DEFINE_integer('seed', 0, 'Seed of the bootstrap and of noise.', lower_bound=0)
 flags.mark_flags_as_required(['model', 'out'])
 
@@ -25,7 +28,7 @@ flags.mark_flags_as_required(['model', 'out'])
 def main():
   from lns_jax import diagnose
   return diagnose.diagnose(MODEL.value, OUT.value, text=TEXT.value, tokens=TOKENS.value, seq_len=SEQ_LEN.value,
-                           chosen=MEASURES.value, dtype=DTYPE.value, seed=SEED.value)
+                           chosen=MEASURES.value, dtype=DTYPE.value, seed=SEED.value, angles=ANGLES.value)
 
 
 def launch():

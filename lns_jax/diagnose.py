@@ -16,7 +16,7 @@ from lns_jax import files, sharding
 from lns_jax.config import MeshConfig, ModelConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.data import sample as sample_lib
-from lns_jax.depth import diagnosis, measures, record, scorecard
+from lns_jax.depth import diagnosis, measures, record, scorecard, sections
 from lns_jax.depth.estimate import Estimate
 from lns_jax.errors import UserError
 from lns_jax.interop.load import load, load_run_config
@@ -65,7 +65,7 @@ class Batches:
 
 
 def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS, seq_len: int = 0,
-             chosen: Sequence[str] = (), dtype: str = '', seed: int = 0) -> dict:
+             chosen: Sequence[str] = (), dtype: str = '', seed: int = 0, angles: str = 'raw') -> dict:
   """Measures models and writes out/depth.json, out/NAME/*.npz, out/plots/ and out/report.html.
 
   A second call goes on: a measure that is there, of the same model, sample and settings, is not taken again.
@@ -76,9 +76,10 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     text: a source as of `data.source`; a run's own validation split by default.
     tokens: size of the sample, in predictions; of a model of images, in images.
     seq_len: T of the rows that are made of `text`; the model's own by default.
-    chosen: names of `depth.measures.MEASURES`; all by default.
+    chosen: names of `depth.measures.MEASURES`; by default, and for 'all' among them, every one that is not asked_only.
     dtype: of parameters and compute: float32, bfloat16 or float64; the run's own by default.
     seed: of bootstrap and noise.
+    angles: how the report shows angular distances, one of `depth.sections.ANGLES`; files hold them raw.
 
   Returns:
     {'models': {name: scorecard}, 'report', 'seconds'}.
@@ -87,6 +88,8 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     UserError: before anything is written, for a model, text or measure that cannot be used.
   """
   start = time.perf_counter()
+  if angles not in sections.ANGLES:
+    raise UserError(f'angles is {angles!r}; it is one of {", ".join(sections.ANGLES)}.')
   opened = {name: _open(path, dtype) for name, path in _names(models).items()}
   tables = {name: measures.choose(chosen, config) for name, (_, config, *_) in opened.items()}
   samples = {name: _sample(path, config, tokenizer, text, tokens, seq_len)
@@ -98,10 +101,10 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
       found[name], arrays[name] = _measure(out / name, name, opened[name], tables[name], samples[name], seed)
     histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') for name, (path, *_) in opened.items()}
     files.write_json(out / 'run_info.json', files.finite(run_info.collect(
-        {'models': list(models), 'text': text, 'tokens': tokens, 'dtype': dtype, 'seed': seed}, None)))
+        {'models': list(models), 'text': text, 'tokens': tokens, 'dtype': dtype, 'seed': seed, 'angles': angles}, None)))
     whole = next(iter(found.values())) if len(found) == 1 else {'models': found}
     files.write_json(out / 'depth.json', whole)
-    diagnosis.write(out, found, histories, arrays)
+    diagnosis.write(out, found, histories, arrays, angles)
   return {'models': {name: scorecard.of(f) for name, f in found.items()}, 'report': str(out / 'report.html'),
           'seconds': time.perf_counter() - start}
 
@@ -180,12 +183,14 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
         bar.update(costs[kind])
       everything |= kept[0]
       taken[kind] = {key: kept[1][key] for key in ('rows', 'seconds')}
-  result = record.make(name, config, everything) | {
+  in_files = {key for measure in table.values() for key in measure.arrays}
+  result = record.make(name, config, {k: v for k, v in everything.items() if k not in in_files}) | {
       'path': str(path), 'scheme': config.scheme, 'dtype': str(param.dtypes(config)[1]), 'sample': sample.words,
       'measures': taken}
   result = files.finite(result)
   files.write_json(folder / 'depth.json', result)
-  return result, {name: e.value for name, e in everything.items() if isinstance(e, Estimate)}
+  return result, {name: np.asarray(e.value if isinstance(e, Estimate) else e) for name, e in everything.items()
+                  if isinstance(e, (Estimate, np.ndarray))}
 
 
 def _about(config: ModelConfig, params, sample: Sample, seed: int) -> dict:

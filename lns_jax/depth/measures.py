@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lns_jax.config import ModelConfig
-from lns_jax.depth import growth, heat, lens, linear, removal, similarity, states, theory
+from lns_jax.depth import growth, heat, lens, linear, projection, removal, similarity, states, theory
 from lns_jax.depth.gradients import gradients  # functions of their modules' names
 from lns_jax.depth.jacobian import jacobian
 from lns_jax.depth.perturb import perturb
@@ -24,6 +24,9 @@ class Measure:
     reads: config -> how often it reads the batches.
     what: one line for the list of measures.
     least: layers that a model must have.
+    asked_only: taken only when it is named.
+    ready: raises UserError where what it needs is not installed.
+    arrays: what of it is kept in its .npz alone, for reports and programs, and not in depth.json.
   """
 
   run: Callable[..., Found]
@@ -32,6 +35,9 @@ class Measure:
   share: float = 1.0
   least: int = 1
   reads: Callable[[ModelConfig], int] = lambda config: 1
+  asked_only: bool = False
+  ready: Callable[[], object] = lambda: None
+  arrays: tuple[str, ...] = ()
 
 
 def _pruned(config, params, batches, seed) -> Found:
@@ -44,6 +50,20 @@ def _heat_maps(config, params, batches, seed) -> Found:
   found = heat.mean_jacobian(config, params, batches, seed=seed)
   return {f'mean_{name}' if name != 'noise' else 'dominance_noise': value for name, value in found.items()} | {
       'mean_jacobian_layers': list(heat.panels(config))}
+
+
+def _projected(name: str, method: str) -> Callable[..., Found]:
+  """States of the embedding and of the layers of Figure 5 in a plane, under `name`."""
+  def run(config, params, batches, seed):
+    layers = heat.panels(config)
+    at = (0, *(config.layer_ids.index(l) + 1 for l in layers))
+    found = projection.project(config, params, batches, method=method, tokens=800, per_sequence=40, at=at, seed=seed)
+    return {f'{name}_{key}': value for key, value in found.items()} | {f'{name}_layers': [0, *layers]}
+  return run
+
+
+def _projected_arrays(name: str) -> tuple[str, ...]:
+  return tuple(f'{name}_{key}' for key in ('points', 'sequence', 'position', 'token', 'frequency'))
 
 
 def _all_blocks(config: ModelConfig) -> float:
@@ -91,6 +111,11 @@ MEASURES = {
     'lens': Measure(_plain(lens.logit_lens), lambda c: c.num_layers / 4 + 1,
                     'what the model would predict after each layer: loss, divergence and overlap', share=1 / 4),
     'cka': Measure(_plain(similarity.cka), lambda c: 2.0, 'linear CKA between all states', share=1 / 4),
+    'projection': Measure(_projected('projection', 'pca'), lambda c: 2.0,
+                          'states of the embedding and of five layers in a plane, by principal components',
+                          share=1 / 64, arrays=_projected_arrays('projection')),
+    'tsne': Measure(_projected('tsne', 'tsne'), lambda c: 20.0, 'the same by t-SNE, which needs scikit-learn',
+                    share=1 / 64, asked_only=True, ready=projection.tsne, arrays=_projected_arrays('tsne')),
     'linear': Measure(_plain(linear.replaceability), lambda c: c.num_layers / 4 + 3,
                       'loss with each layer replaced by a linear map', least=2, reads=lambda c: 3),
     'theory': Measure(_theory, lambda c: 1.3, "the paper's lemmas and bounds at the model's own weights, law of growth",
@@ -116,15 +141,19 @@ MEASURES = {
 
 
 def choose(names: Sequence[str], config: ModelConfig) -> dict[str, Measure]:
-  """The measures called so, all of them for no names, in the table's order.
+  """The measures called so, in the table's order; for no names, and for 'all' among them, every one that is not asked_only.
 
-  Raises UserError for an unknown one, and for one that was asked for and that the model is too shallow for.
+  Raises UserError for an unknown one, and for one that was asked for and that the model is too shallow for or that
+  needs what is not installed.
   """
-  for name in names:
+  named = [name for name in names if name != 'all']
+  for name in named:
     if name not in MEASURES:
-      raise UserError(f'there is no measure {name!r}.{nearest(name, MEASURES)}')
+      raise UserError(f'there is no measure {name!r}.{nearest(name, [*MEASURES, "all"])}')
     if config.num_layers < MEASURES[name].least:
       raise UserError(f'{name} needs a model with {MEASURES[name].least} layers or more, this one has '
                       f'{config.num_layers}.')
+    MEASURES[name].ready()
+  every = len(named) < len(names) or not names
   return {name: m for name, m in MEASURES.items()
-          if (name in names if names else config.num_layers >= m.least)}
+          if name in named or every and config.num_layers >= m.least and not m.asked_only}

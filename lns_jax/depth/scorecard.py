@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
-from lns_jax.depth.findings import number
+from lns_jax.depth.findings import counted, number
+
+COUNTS = ('removable', 'prunable', 'effective_depth_kl')  # of layers
 
 # Key of depth.json -> heading. All have intervals.
 COLUMNS = {
-    'removable': 'removable one at a time at < 1 % loss',
-    'prunable': 'prunable together at < 1 % loss',
+    'removable': 'layers removable one at a time, loss up by < 1 %',
+    'prunable': 'layers removable together, loss up by < 1 %',
     'effective_depth_kl': 'effective depth (logit lens)',
     'last_third': 'share of the last third in the loss of removals',
 }
@@ -26,8 +28,9 @@ def of(found: dict) -> dict:
 def _cell(card: dict, key: str) -> str:
   if key not in card:
     return '–'
-  plain = number if key == 'last_third' else '{:g}'.format  # the others count layers
-  value, low, high = ('–' if v is None else plain(v) for v in card[key])
+  if key in COUNTS:
+    return counted(*card[key])
+  value, low, high = map(number, card[key])
   return f'{value} ({low} to {high})'
 
 

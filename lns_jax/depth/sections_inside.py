@@ -1,8 +1,10 @@
-"""Parts of a report on representations and on theory: logit lens, similarity, the paper's predictions."""
+"""Parts of a report on representations and on theory: logit lens, similarity, projections, the paper's predictions."""
 
 from collections.abc import Mapping
 
-from lns_jax.depth import findings, plots
+import numpy as np
+
+from lns_jax.depth import findings, plots, plots_maps
 from lns_jax.depth.findings import number
 from lns_jax.depth.plots import Band, floats
 from lns_jax.depth.sections import Picture, Section, bands, ids_of
@@ -32,8 +34,8 @@ def similarity(models: Mapping[str, dict]) -> Section | None:
   measured = findings.with_measure(models, 'cka')
   if not measured:
     return None
-  pictures = [Picture(plots.square(found['cka'], title=name, label='linear CKA', axis='layer',
-                                   ticks=['emb', *map(str, found['layer_ids'])]),
+  pictures = [Picture(plots_maps.square(found['cka'], title=name, label='linear CKA', axis='layer',
+                                        ticks=['emb', *map(str, found['layer_ids'])]),
                       f'Linear CKA between the states of {name}') for name, found in measured.items()]
   how = ('Linear CKA (arXiv 1905.00414) between the stream as it leaves any two layers: 1 where one is the other up to '
          'a rotation and a scale. Blocks of high similarity are stretches of layers that change little; yellow is small.')
@@ -66,3 +68,61 @@ def _against_theory(name: str, found: dict) -> list[Picture]:
     return []
   return [Picture(plots.by_layer(curves, found['layer_ids'], 'output variance', title=f'{name}: variance and theory',
                                  embedding=True), f'Measured variance of {name} and the predictions of the paper')]
+
+
+_METHODS = {  # name of the measure -> (title, how points are placed)
+    'projection': ('States in a plane', 'placed by the two directions in which the states of that layer differ most '
+                   '(principal components; the percentage is the part of all differences that the panel shows)'),
+    'tsne': ('States in a plane, by t-SNE', 'placed by t-SNE, which puts tokens of similar states side by side and means '
+             'nothing by the distances between groups'),
+}
+
+
+def projection(models: Mapping[str, dict], arrays: Mapping[str, Mapping[str, np.ndarray]],
+               measure: str = 'projection') -> Section | None:
+  """States of some layers as points. measure: a key of _METHODS. arrays: name -> points [S, N, 2] and what shades them."""
+  measured = {name: found for name, found in findings.with_measure(models, f'{measure}_layers').items()
+              if f'{measure}_points' in arrays.get(name, {})}
+  if not measured:
+    return None
+  title, placed = _METHODS[measure]
+  pictures = [Picture(_scattered(name, found, arrays[name], measure),
+                      f'States of sampled tokens of {name} in a plane, by layer: {measure}')
+              for name, found in measured.items()]
+  of_text = {name: found for name, found in measured.items() if f'{measure}_frequency' in arrays[name]}
+  shade = 'how often its token occurs in the sample: yellow is common, dark is rare' if of_text else \
+      'its place in the image'
+  how = (f'Each panel is the stream as it leaves one layer ("emb": the embedding), each dot one token of the sample, '
+         f'{placed}. The colour of a dot is {shade}. Axes have no unit and a scale of their own in each panel.')
+  found = []
+  if of_text and measure == 'projection':
+    how += (' Early states mostly tell which token was read; where the colours mix, a layer arranges its tokens by '
+            'something else.')
+    def told(name, found):
+      shares = [number(_told(points, arrays[name][f'{measure}_frequency']), 2) for points in
+                arrays[name][f'{measure}_points']]
+      return f'from {shares[0]} at the embedding to {shares[-1]} behind layer {found[f"{measure}_layers"][-1]} in {name}'
+    found = ['The share of the variance of log frequency that a straight line through the two axes explains (R²) goes '
+             f'{findings.listed([told(*item) for item in of_text.items()])}.']
+  return Section(title, how, found, pictures)
+
+
+def _scattered(name: str, found: dict, arrays: Mapping[str, np.ndarray], measure: str):
+  explained = found.get(f'{measure}_explained')
+  panels = {}
+  for i, l in enumerate(found[f'{measure}_layers']):
+    share = f', {100 * sum(explained[i]):.0f}%' if explained else ''
+    panels[f'layer {l}{share}' if l else f'emb{share}'] = arrays[f'{measure}_points'][i]
+  if f'{measure}_frequency' in arrays:
+    return plots_maps.scatters(panels, 1000 * arrays[f'{measure}_frequency'], title=name, log=True,
+                               label='its token occurs so often in 1,000')
+  return plots_maps.scatters(panels, arrays[f'{measure}_position'], title=name, label='position in the image')
+
+
+def _told(points: np.ndarray, frequency: np.ndarray) -> float:
+  """R² of the least-squares fit of log frequency [N] on both axes of points [N, 2]; NaN where all are as frequent."""
+  y = np.log(frequency) - np.mean(np.log(frequency))
+  x = points - points.mean(axis=0)
+  left = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
+  with np.errstate(invalid='ignore'):
+    return 1 - np.sum(left ** 2) / np.sum(y ** 2)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lns_jax.depth import findings, plots
+from lns_jax.depth import findings, plots, plots_maps
 from lns_jax.depth.findings import number
 from lns_jax.depth.plots import floats
 from lns_jax.depth.sections import Picture, Section, bands, ids_of
@@ -36,8 +36,8 @@ def heat_maps(models: Mapping[str, dict], arrays: Mapping[str, Mapping[str, np.n
               if 'mean_jacobian' in arrays.get(name, {})}
   if not measured:
     return None
-  pictures = [Picture(plots.square(arrays[name]['mean_jacobian'][i], title=f'{name}, layer {l}', diverging=True,
-                                   axis='hidden unit', label='mean dy_i / dx_j'),
+  pictures = [Picture(plots_maps.square(arrays[name]['mean_jacobian'][i], title=f'{name}, layer {l}', diverging=True,
+                                        axis='hidden unit', label='mean dy_i / dx_j'),
                       f'Token-averaged Jacobian of layer {l} of {name}')
               for name, found in measured.items() for i, l in enumerate(found['mean_jacobian_layers'])]
   how = ('Entry (i, j) is the derivative of hidden unit i behind the layer by hidden unit j in front of it, of the same '
