@@ -91,7 +91,7 @@ def _opening(models: Mapping[str, dict]) -> list[str]:
   how = ('Numbers in brackets are 95% intervals over the sequences of the sample; they do not cover the spread between '
          'seeds of training. A layer that can be removed is no proof that depth was wasted: read this beside the loss.')
   return [page.paragraph(headline, 'lead'), page.facts([s for s in said if s]), page.paragraph(how, 'how'),
-          page.details('Words of this page', page.facts(WORDS)),
+          page.details('What the words on this page mean', page.facts(WORDS)),
           page.table('Scorecard', ('', *models), cells)]
 
 

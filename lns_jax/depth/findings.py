@@ -99,11 +99,12 @@ def headline(models: Mapping[str, dict]) -> str:
     ends = lambda key: [found['intervals'][key][end] for end in ('low', 'high')]
     alone, together = (counted(found[key], *ends(key)) if found.get(key) is not None else ''
                        for key in ('removable', 'prunable'))
-    parts = [f'any one of {alone}'] if alone else []
-    parts += [f'{together} together'] if together else []
-    return f'{name} can lose {", or ".join(parts)} of its {found["layers"]} layers' if parts else ''
+    of = f'of its {found["layers"]} layers'
+    parts = [f'any one of {alone} {of}'] if alone else []
+    parts += [f'{together} {"of them" if alone else of} together'] if together else []
+    return f'{name} can lose {", or ".join(parts)}' if parts else ''
   said = [words for item in models.items() if (words := say(*item))]
-  return f'At less than {SMALL:g}% more loss, and without any retraining, {listed(said)}.' if said else ''
+  return f'At less than {SMALL:g}% more loss, and without any retraining, {"; ".join(said)}.' if said else ''
 
 
 def together(models: Mapping[str, dict]) -> str:
@@ -138,5 +139,5 @@ def halves(schemes: Mapping[str, dict], measure: str, what: str, row=floats) -> 
     values = row(found[measure])
     middle = -(-len(values) // 2)
     return f'from {number(np.nanmedian(values[:middle]))} to {number(np.nanmedian(values[middle:]))}'
-  return (f'From the median over the first half of the layers to that over the second half, {what} goes '
+  return (f'From the first half of the layers to the second, the median of {what} goes '
           f'{_each(schemes, measure, say)}.')

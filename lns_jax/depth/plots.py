@@ -21,6 +21,7 @@ ANGLE_COLORS = 'viridis_r'  # yellow is small, as in the paper's figures
 NOT_MEASURED = 'none'
 MAX_LINES, MAX_POINTS, LONG_NAME = 32, 400, 40
 WIDE_RANGE = 30.0  # largest over smallest value from which on a logarithmic axis shows more
+FEW_DECADES = 3000.0  # below it, a logarithmic axis has room for more labels than the powers of ten
 
 _STYLE = {
     'font.size': 8.5, 'axes.titlesize': 9.5, 'axes.titleweight': 'bold', 'axes.labelsize': 8.5, 'legend.fontsize': 8.5,
@@ -88,7 +89,7 @@ def scale_axis(axes, shown: tuple[float, float] | None):
   low, high = shown
   if low > 0 and high / low > WIDE_RANGE:
     axes.set_yscale('log')
-    axes.yaxis.set_major_locator(ticker.LogLocator(numticks=8))
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 3) if high / low < FEW_DECADES else (1,), numticks=8))
     axes.yaxis.set_major_formatter(plain_number)
     axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     axes.set_ylim(low / 1.3, high * 1.3)
@@ -136,13 +137,14 @@ def thin(n: int, most: int) -> np.ndarray:
 
 @styled()
 def by_layer(curves: Mapping[str, Band | None], ids: Sequence[int], ylabel: str, *, title: str = '',
-             embedding: bool = False) -> Figure:
+             embedding: bool = False, shown: tuple[float, float] | None = None) -> Figure:
   """One line a model against layers, intervals shaded.
 
   Args:
     curves: one value a layer, [L]; [L + 1] with the embedding first. Models may differ in L.
     ids: the layers' own numbers in the deepest model, [L].
     embedding: whether curves start with the embedding.
+    shown: limits of the vertical axis, to be shared by the figures that are compared.
   """
   figure, axes = new_figure(title, list(curves))
   handles, everything = {}, []
@@ -154,7 +156,7 @@ def by_layer(curves: Mapping[str, Band | None], ids: Sequence[int], ylabel: str,
     if band.low is not None:
       axes.fill_between(x, floats(band.low), floats(band.high), color=look(i)['color'], alpha=0.25, linewidth=0)
     everything += [v for v in band if v is not None]
-  scale_axis(axes, limits(*everything))
+  scale_axis(axes, shown or limits(*everything))
   axes.set_ylabel(ylabel)
   layer_axis(axes, ids, embedding)
   if handles:

@@ -62,18 +62,19 @@ def heat_map(values, ids: Sequence[int], *, title: str = '', label: str = 'angul
 
 @plots.styled()
 def square(values, *, title: str = '', label: str = '', diverging: bool = False, axis: str = '',
-           ticks: Sequence[str] | None = None) -> Figure:
+           ticks: Sequence[str] | None = None, shown: tuple[float, float] | None = None) -> Figure:
   """A square matrix, its first entry at the top left (similarities, Jacobians).
 
   Args:
-    diverging: blue to red around 0, cut at the 99.5th percentile of the sizes; else 0 to the largest.
+    diverging: blue to red around 0, cut at the 99.5th percentile of the sizes.
+    shown: values of the ends of the colours otherwise, to be shared by the figures that are compared.
     axis: name of both axes. ticks: names of the entries; their numbers from 1 otherwise.
   """
   figure, axes = plots.new_figure(title)
   values = floats(values)
   top = float(np.nanpercentile(np.abs(values), 99.5)) or 1.0
-  image = axes.imshow(values, cmap='RdBu_r' if diverging else plots.ANGLE_COLORS, vmin=-top if diverging else None,
-                      vmax=top if diverging else None, aspect='equal')
+  low, high = (-top, top) if diverging else shown or (None, None)
+  image = axes.imshow(values, cmap='RdBu_r' if diverging else plots.ANGLE_COLORS, vmin=low, vmax=high, aspect='equal')
   axes.grid(False)
   kept = plots.thin(len(values), 7)
   names = [ticks[i] if ticks else str(i + 1) for i in kept]
@@ -97,7 +98,7 @@ def scatters(panels: Mapping[str, np.ndarray], shade, *, title: str = '', label:
   columns = 2 if len(panels) > 1 else 1
   rows = -(-len(panels) // columns)
   figure = Figure(figsize=(3.9, 0.75 + 1.75 * rows), layout='constrained')
-  figure.suptitle(plots.short(title, 38), x=0.02, ha='left', fontsize=9.5, fontweight='bold', parse_math=False)
+  figure.suptitle(plots.short(title, 38), x=0.01, ha='left', fontsize=9.5, fontweight='bold', parse_math=False)
   grid = figure.subplots(rows, columns, squeeze=False).ravel()
   norm = (matplotlib.colors.LogNorm if log else matplotlib.colors.Normalize)(np.min(shade), np.max(shade))
   order = np.random.default_rng(0).permutation(len(shade))  # no shade is always on top
@@ -109,6 +110,7 @@ def scatters(panels: Mapping[str, np.ndarray], shade, *, title: str = '', label:
                          rasterized=True)
     axes.set_title(name, loc='left', fontsize=8.5, fontweight='normal', parse_math=False)
     axes.set(xticks=[], yticks=[])
+    axes.spines[:].set(visible=True, color=plots.FAINT)
     axes.set_aspect('equal', adjustable='datalim')
   bar = figure.colorbar(drawn, ax=list(grid), label=label, location='bottom', aspect=40, pad=0.02)
   bar.ax.xaxis.set_major_formatter(plots.plain_number)

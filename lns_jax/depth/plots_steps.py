@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from lns_jax.depth import plots
 from lns_jax.depth.plots import Line, floats
 
-TIME_COLORS = 'Purples'  # the lightest third does not show on white
+TIME_COLORS = 'plasma_r'  # its first fifth, yellow, does not show on white
 
 
 def _step_axis(axes):
@@ -93,7 +93,7 @@ def by_layer_at_steps(steps: Sequence[int], values, ids: Sequence[int], ylabel: 
   names = [f'update {step:,}' for step in steps]
   figure, axes = plots.new_figure(title, names)
   colors, values = matplotlib.colormaps[TIME_COLORS], floats(values)
-  handles = [axes.plot(row, color=colors(0.3 + 0.7 * (i + 1) / len(values)), marker='o' if len(row) <= 40 else '',
+  handles = [axes.plot(row, color=colors(0.2 + 0.8 * i / max(len(values) - 1, 1)), marker='o' if len(row) <= 40 else '',
                        markersize=2.5)[0] for i, row in enumerate(values)]
   plots.scale_axis(axes, shown or plots.limits(values))
   axes.set_ylabel(ylabel)

@@ -243,7 +243,7 @@ def branches(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) ->
       ids = max((models[name].get('layer_ids') or range(1, len(v['ratio']) + 1) for name, v in last.items()), key=len)
       pictures.append(Picture(plots.by_layer(curves, ids, 'branch / stream', title=f'What {words} adds'),
                               f'Size of what {words} adds, relative to the stream, by layer'))
-      found.append(findings.halves(last, 'ratio', f'what {words} adds'))
+      found.append(findings.halves(last, 'ratio', f'the size of what {words} adds'))
   if not pictures:
     return None
   on = 'sample' if findings.with_measure(models, 'attn_ratio') else 'training batch of the last logged update'

@@ -97,9 +97,9 @@ def perturbation(models: Mapping[str, dict]) -> Section | None:
     curves = {name: _percent(found, measure, 'noise_baseline', pick) if name in measured else None
               for name, found in models.items()}
     return Picture(plots.by_layer(curves, layers, 'rise of the loss, %', title=title), label)
-  pictures = [picture('noise', f'Noise of {size:g} of what the layer adds', f'Rise of the loss under noise of {size:g}',
+  pictures = [picture('noise', f'Noise, {size:g} of what the layer adds', f'Rise of the loss under noise of {size:g}',
                       lambda v, i=i: floats(v)[i]) for i, size in enumerate(NOISES)]
-  pictures += [picture('scale', f'What the layer adds times {factor:g}', f'Rise of the loss at {factor:g} times the layer',
+  pictures += [picture('scale', f'What the layer adds, times {factor:g}', f'Rise of the loss at {factor:g} times the layer',
                        lambda v, i=i: floats(v)[i]) for i, factor in enumerate(SCALES) if factor]
   pictures.append(picture('swap', 'Layers l and l + 1 swapped', 'Rise of the loss when neighbours are swapped',
                           layers=ids[:-1]))
