@@ -16,11 +16,12 @@ TEXT = flags.DEFINE_string(
     'text', '', "File or folder of text, embedded, or tfds:NAME; a run's own validation split by default.")
 TOKENS = flags.DEFINE_integer('tokens', 262_144, 'Size of the sample in tokens (of images: their number).', lower_bound=1)
 SEQ_LEN = flags.DEFINE_integer('seq_len', 0, "Positions in a row; 0: the model's own.", lower_bound=0)
-MEASURES = flags.DEFINE_list('measures', [], 'Which measures to take; all but tsne by default (all,tsne takes that too). '
-                             'A wrong name lists them.')
+MEASURES = flags.DEFINE_list('measures', [], 'Which measures to take; by default all that are not only taken when they are '
+                             'named, as tsne is (all,tsne takes both). A wrong name lists them.')
 DTYPE = flags.DEFINE_enum('dtype', '', ['', 'float32', 'bfloat16', 'float64'], "Precision; the run's own by default.")
-ANGLES = flags.DEFINE_enum('angles', 'raw', ['raw', 'percentile'], 'Angular distances in the report: as they are, or each '
-                           'row of a heat map stretched between its percentiles, as the paper\'s code draws them.')
+ANGLES = flags.DEFINE_enum(
+    'angles', 'raw', ['raw', 'percentile'],
+    "Heat maps of angular distances: as they are, or each row stretched between its percentiles as in the paper's code.")
 SEED = flags.DEFINE_integer('seed', 0, 'Seed of the bootstrap and of noise.', lower_bound=0)
 flags.mark_flags_as_required(['model', 'out'])
 

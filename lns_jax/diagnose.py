@@ -101,7 +101,8 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
       found[name], arrays[name] = _measure(out / name, name, opened[name], tables[name], samples[name], seed)
     histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') for name, (path, *_) in opened.items()}
     files.write_json(out / 'run_info.json', files.finite(run_info.collect(
-        {'models': list(models), 'text': text, 'tokens': tokens, 'dtype': dtype, 'seed': seed, 'angles': angles}, None)))
+        {'models': list(models), 'text': text, 'tokens': tokens, 'dtype': dtype, 'seed': seed, 'angles': angles},
+        None)))
     whole = next(iter(found.values())) if len(found) == 1 else {'models': found}
     files.write_json(out / 'depth.json', whole)
     diagnosis.write(out, found, histories, arrays, angles)

@@ -12,16 +12,16 @@ from lns_jax.depth import (findings, page, scorecard, sections, sections_cost, s
                            sections_jacobian)
 
 WORDS = (
-    'Residual stream: the list of numbers (hidden units) that stands for a token and is handed from layer to layer. Each '
-    'layer reads it and adds something to it, first its attention, which looks at other tokens, then its MLP.',
-    'Norm: what sets the size of the stream to 1 before attention, MLP and head read it. Its factor is what '
-    'LayerNorm Scaling (LNS) lowers with depth, to one over the square root of the layer\'s number l.',
+    'Residual stream: the list of numbers (hidden units) that stands for a token and is handed from layer to layer. '
+    'Each layer reads it and adds something to it, first its attention, which looks at other tokens, then its MLP.',
+    'Norm: what brings the stream to one size, in most models before attention, MLP and head read it. LayerNorm Scaling '
+    '(LNS) multiplies what a norm of layer l gives by one over the square root of l.',
     'Loss: how badly the next token is predicted, in nats per token; lower is better, and 1% of it is a small change. '
     'Of a model of images, how badly the class is.',
-    'Curse of depth: in many trained models the stream grows from layer to layer, so that deep layers change little of it '
-    'and can be taken out at little loss. This page measures how far that holds for these models.',
-    'The paper: "The Curse of Depth in Large Language Models", arXiv 2502.05795. Nothing on this page takes for granted '
-    'that it is right.',
+    'Curse of depth: in many trained models the stream grows from layer to layer, so that deep layers change little of '
+    'it and can be taken out at little loss. This page measures how far that holds for these models.',
+    'The paper: "The Curse of Depth in Large Language Models", arXiv 2502.05795. Nothing on this page takes for '
+    'granted that it is right.',
 )
 LONGEST_NAME = 80  # of a picture's file, without its ending
 
@@ -96,8 +96,8 @@ def _opening(models: Mapping[str, dict]) -> list[str]:
 
 
 def _footer(models: Mapping[str, dict]) -> str:
-  lines = [f'{name}: {found["path"]}, scheme {found["scheme"]}, {found["layers"]} layers, measured on {found["sample"]}, '
-           f'in {found["dtype"]}.' for name, found in models.items()]
+  lines = [f'{name}: {found["path"]}, scheme {found["scheme"]}, {found["layers"]} layers, measured on '
+           f'{found["sample"]}, in {found["dtype"]}.' for name, found in models.items()]
   rows = [(kind, *(_taken(found, kind) for found in models.values()))
           for kind in dict.fromkeys(k for found in models.values() for k in found['measures'])]
   return (f'<footer><h2>What was measured</h2>{page.facts(lines)}'

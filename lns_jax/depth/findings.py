@@ -1,8 +1,8 @@
 """What measured numbers say, in sentences that hold for whatever was measured: no direction is taken for granted.
 
-`schemes` and `models` are the same kind of mapping: name -> what was found of a model, the keys of depth.json and, in the
-'schemes' of a quickstart's summary, its losses. A model without a measure, as one that diverged, is left out of what is
-said of it.
+`schemes` and `models` are the same kind of mapping: name -> what was found of a model, the keys of depth.json and, in
+the 'schemes' of a quickstart's summary, its losses. A model without a measure, as one that diverged, is left out of what
+is said of it.
 """
 
 import math
@@ -88,7 +88,7 @@ def removal(schemes: Mapping[str, dict]) -> list[str]:
 
 
 def counted(value, low, high) -> str:
-  """'12 (11 to 13)': a number of layers and its interval, whose ends, where they fall between two, are rounded outward."""
+  """'12 (11 to 13)': a number of layers and its interval, whose ends are rounded outward where they fall between two."""
   ends = '' if low is None or high is None else f' ({math.floor(low)} to {math.ceil(high)})'
   return '–' if value is None else f'{value:g}{ends}'
 
@@ -113,10 +113,10 @@ def together(models: Mapping[str, dict]) -> str:
     interval = found['intervals']['prune_rise']
     rise, low, high = (100 * floats(v)[n - 1] / found['prune_baseline']
                        for v in (found['prune_rise'], interval['low'], interval['high']))
-    return f'{n} layers {rise:+.3g}% ({low:+.3g} to {high:+.3g})'
+    return f'{rise:+.1f}% ({low:+.1f} to {high:+.1f}) without {n}'
   said = [f'in {name} {say(found, found["layers"] // 4)}, {say(found, found["layers"] // 2)}'
           for name, found in with_measure(models, 'prune_rise').items() if found['layers'] >= 4]
-  return f'Rise of the loss when layers go together, those that cost least first: {"; ".join(said)}.' if said else ''
+  return f'Rise of the loss when the layers that cost least are taken out together: {"; ".join(said)}.' if said else ''
 
 
 def last_variance(schemes: Mapping[str, dict]) -> str:

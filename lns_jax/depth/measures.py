@@ -141,7 +141,7 @@ MEASURES = {
 
 
 def choose(names: Sequence[str], config: ModelConfig) -> dict[str, Measure]:
-  """The measures called so, in the table's order; for no names, and for 'all' among them, every one that is not asked_only.
+  """The measures called so, in the table's order; for no names, and for 'all', every one that is not asked_only.
 
   Raises UserError for an unknown one, and for one that was asked for and that the model is too shallow for or that
   needs what is not installed.

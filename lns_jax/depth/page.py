@@ -23,7 +23,8 @@ th,td{padding:6px 12px;text-align:right;white-space:nowrap;border-top:1px solid 
 thead th{border-top:0;background:var(--box)}
 tr>:first-child{position:sticky;left:0;background:var(--page);text-align:left;font-weight:500;
 white-space:normal;min-width:15em}thead tr>:first-child{background:var(--box)}
-@media (max-width:600px){th,td{padding:6px 8px}table{font-size:14px}tr>:first-child{min-width:0;width:42%}}
+@media (max-width:600px){th,td{padding:6px 8px;white-space:normal}table{font-size:14px}
+tr>:first-child{min-width:0;width:42%}}
 pre{margin:0;padding:12px;font:13px/1.5 ui-monospace,monospace;overflow-wrap:normal}
 summary{cursor:pointer;margin:14px 0 0}footer{margin-top:48px;border-top:1px solid var(--line)}
 """

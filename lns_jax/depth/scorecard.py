@@ -16,7 +16,7 @@ COLUMNS = {
 
 
 def of(found: dict) -> dict:
-  """depth.json of a model -> {'layers', 'tokens', 'loss', and of each of COLUMNS that was measured [value, low, high]}."""
+  """depth.json of a model -> {'layers', 'tokens', 'loss', and of each measured one of COLUMNS [value, low, high]}."""
   card = {'layers': found['layers'], 'tokens': found['tokens'], 'loss': found.get('baseline')}
   for key in COLUMNS:
     if key in found:

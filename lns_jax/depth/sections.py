@@ -19,9 +19,9 @@ from lns_jax.depth.plots import Band, Line, floats
 ANGLES = {  # how angular distances are shown -> what a reader has to know of it
     'raw': 'Yellow cells near the bottom are layers that hardly turn the stream. Values are raw, on one scale for all '
            'models; the paper stretches each row before drawing, so its colours cannot be compared with these.',
-    'percentile': 'Shown as the paper\'s code draws it: each row is cut at its 1st and 99th percentile and stretched to '
-                  '0..1, so that yellow is the smallest angle of that row, however large, and neither rows nor models '
-                  'can be compared. The values in depth.json are raw.',
+    'percentile': 'Shown as the paper\'s code draws it: each row is cut at its 1st and 99th percentile and stretched '
+                  'to 0..1, so that yellow is the smallest angle of that row, however large, and neither rows nor '
+                  'models can be compared. The values in depth.json are raw.',
 }
 SHOWN_UPDATES = (0.1, 0.3, 0.6, 1.0)  # share of the logged updates at which variance is drawn by layer
 
@@ -120,10 +120,10 @@ def variance(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) ->
   measured = findings.with_measure(models, 'variance')
   if not measured and not histories:
     return None
-  how = ('How large the numbers are that layers hand on: the variance over the hidden units of a token, as the residual '
-         'stream leaves each layer and before the final norm, averaged over tokens (paper figures 4, 8 and 9). "emb" is '
-         'the embedding, which enters the first layer. Where the stream grows, what a layer adds to it weighs less and '
-         'less.')
+  how = ('How large the numbers are that layers hand on: the variance over the hidden units of a token, as the '
+         'residual stream leaves each layer and before the final norm, averaged over tokens (paper figures 4, 8 and '
+         '9). "emb" is the embedding, which enters the first layer. Where the stream grows, what a layer adds to it '
+         'weighs less and less.')
   found, pictures = [], []
   if measured:
     how += ' "After training" is measured on the sample, its 95% interval shaded.'

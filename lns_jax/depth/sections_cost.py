@@ -33,9 +33,11 @@ def sublayers(models: Mapping[str, dict]) -> Section | None:
   def cheap(found, sub):
     rises = 100 * floats(found[f'{sub}_drop']) / found['attn_drop_baseline']
     return f'{int(np.sum(rises < findings.SMALL))} of {found["layers"]}'
-  said = [f'{cheap(found, "attn")} attentions and {cheap(found, "mlp")} MLPs in {name}' for name, found in measured.items()]
+  said = [f'{cheap(found, "attn")} attentions and {cheap(found, "mlp")} MLPs in {name}'
+          for name, found in measured.items()]
   return Section('Removal of attention and of the MLP', how,
-                 [f'Removable one at a time at less than {findings.SMALL:g}% more loss: {findings.listed(said)}.'], pictures)
+                 [f'Removable one at a time at less than {findings.SMALL:g}% more loss: {findings.listed(said)}.'],
+                 pictures)
 
 
 def blocks(models: Mapping[str, dict]) -> Section | None:
@@ -49,8 +51,9 @@ def blocks(models: Mapping[str, dict]) -> Section | None:
                                           label='rise of the loss, %', ylabel='n layers removed'),
                       f'Rise of the loss when n layers from layer l on are removed from {name}')
               for name, found in measured.items()]
-  how = ('Cell (l, n) is the rise of the loss, in percent, without the layers l to l + n - 1 (the blocks that Gromov et '
-         'al., arXiv 2403.17887, cut). Colours are linear up to 1% and logarithmic beyond, on one scale for all models.')
+  how = ('Cell (l, n) is the rise of the loss, in percent, without the layers l to l + n - 1 (the blocks that Gromov '
+         'et al., arXiv 2403.17887, cut). Colours are linear up to 1% and logarithmic beyond, on one scale for all '
+         'models.')
   def longest(name, found):
     fits = np.nanmin(grids[name], axis=1) < findings.SMALL
     n = int(np.max(np.flatnonzero(fits), initial=-1)) + 1
@@ -60,7 +63,8 @@ def blocks(models: Mapping[str, dict]) -> Section | None:
     return f'{n} from layer {l} on in {name}'
   said = [longest(*item) for item in measured.items()]
   return Section('Removal of consecutive layers', how,
-                 [f'The longest block that can go at less than {findings.SMALL:g}% more loss: {findings.listed(said)}.'], pictures)
+                 [f'The longest block that can go at less than {findings.SMALL:g}% more loss: {findings.listed(said)}.'],
+                 pictures)
 
 
 def pruning(models: Mapping[str, dict]) -> Section | None:
@@ -99,7 +103,8 @@ def perturbation(models: Mapping[str, dict]) -> Section | None:
     return Picture(plots.by_layer(curves, layers, 'rise of the loss, %', title=title), label)
   pictures = [picture('noise', f'Noise, {size:g} of what the layer adds', f'Rise of the loss under noise of {size:g}',
                       lambda v, i=i: floats(v)[i]) for i, size in enumerate(NOISES)]
-  pictures += [picture('scale', f'What the layer adds, times {factor:g}', f'Rise of the loss at {factor:g} times the layer',
+  pictures += [picture('scale', f'What the layer adds, times {factor:g}',
+                       f'Rise of the loss at {factor:g} times the layer',
                        lambda v, i=i: floats(v)[i]) for i, factor in enumerate(SCALES) if factor]
   pictures.append(picture('swap', 'Layers l and l + 1 swapped', 'Rise of the loss when neighbours are swapped',
                           layers=ids[:-1]))
@@ -110,7 +115,8 @@ def perturbation(models: Mapping[str, dict]) -> Section | None:
     rises = 100 * floats(found['swap']) / found['noise_baseline']
     return f'{int(np.sum(rises < findings.SMALL))} of {len(rises)}'
   said = [f'{swaps(found)} neighbouring pairs of {name}' for name, found in measured.items()]
-  return Section('Perturbation', how, [f'Swapped at less than {findings.SMALL:g}% more loss: {findings.listed(said)}.'], pictures)
+  return Section('Perturbation', how,
+                 [f'Swapped at less than {findings.SMALL:g}% more loss: {findings.listed(said)}.'], pictures)
 
 
 def linear(models: Mapping[str, dict]) -> Section | None:
@@ -124,8 +130,9 @@ def linear(models: Mapping[str, dict]) -> Section | None:
                                          shown=shown, xlabel='replaced layer'),
                       f'Rise of the loss when each layer of {name} is replaced by a linear map')
               for name, found in measured.items()]
-  how = ('Each layer\'s addition to the stream is replaced by a linear map of the stream, fitted by least squares on one '
-         'half of the sample and judged on the other (arXiv 2603.15389). A layer that costs nothing so does linear work.')
+  how = ('Each layer\'s addition to the stream is replaced by a linear map of the stream, fitted by least squares on '
+         'one half of the sample and judged on the other (arXiv 2603.15389). A layer that costs nothing so does linear '
+         'work.')
   said = findings.listed([f'{100 * found["usefulness"]:.0f}% in {name}' for name, found in measured.items()])
   return Section('Replacement by a linear map', how,
                  [f'The share of layers whose replacement raises the loss by more than 10% is {said}.'], pictures)

@@ -18,10 +18,12 @@ def lens(models: Mapping[str, dict]) -> Section | None:
   curves = {'lens_loss': ('Loss of the lens', 'nats'), 'lens_kl': ('Divergence from the final prediction', 'KL, nats'),
             'lens_overlap': ('Overlap of the five highest', 'share')}
   pictures = [Picture(plots.by_layer(bands(models, measure), ids_of(models, 'lens_loss'), unit, title=title,
-                                     embedding=True), f'{title}, by layer') for measure, (title, unit) in curves.items()]
-  how = ('The final norm and the head applied to the stream as it leaves each layer: what the model would predict if it '
-         'stopped there. Effective depth (Hu et al., arXiv 2512.14064) is the first layer that is entered with less than '
-         'half of the largest divergence from the final prediction; the layers behind it refine what is already there.')
+                                     embedding=True), f'{title}, by layer')
+              for measure, (title, unit) in curves.items()]
+  how = ('The final norm and the head applied to the stream as it leaves each layer: what the model would predict if '
+         'it stopped there. Effective depth (Hu et al., arXiv 2512.14064) is the first layer that is entered with less '
+         'than half of the largest divergence from the final prediction; the layers behind it refine what is already '
+         'there.')
   def depth(found):
     value = found.get('effective_depth_kl')
     ends = (found['intervals']['effective_depth_kl'][end] for end in ('low', 'high'))
@@ -56,12 +58,13 @@ def theory(models: Mapping[str, dict]) -> Section | None:
   shown = plots.limits(*(band.value for drawn in curves.values() for band in drawn.values()))
   pictures = [Picture(plots.by_layer(drawn, measured[name]['layer_ids'], 'output variance', embedding=True, shown=shown,
                                      title=f'{name}: variance and theory'),
-                      f'Measured variance of {name} and the predictions of the paper') for name, drawn in curves.items()]
-  how = ('How fast the variance grows with the layer\'s number l, by the simplest law that fits ("off by" is its typical '
-         'error), and beside it what the paper\'s lemmas give from the model\'s own weights: "lemma", the recursion of '
-         'Lemma 3.2 or 4.1 as it is printed; "independent", random matrices whose output has nothing to do with the '
-         'stream; "aligned", the same with all output in the direction of the stream. docs/theory.md says where the '
-         'derivation does not give what it states.')
+                      f'Measured variance of {name} and the predictions of the paper')
+              for name, drawn in curves.items()]
+  how = ('How fast the variance grows with the layer\'s number l, by the simplest law that fits ("off by" is its '
+         'typical error), and beside it what the paper\'s lemmas give from the model\'s own weights: "lemma", the '
+         'recursion of Lemma 3.2 or 4.1 as it is printed; "independent", random matrices whose output has nothing to '
+         'do with the stream; "aligned", the same with all output in the direction of the stream. docs/theory.md says '
+         'where the derivation does not give what it states.')
   said = [f'{name}: {found["growth"]}' for name, found in measured.items()]
   said += [f'{name}: {found["theory"]}' for name, found in measured.items() if found.get('theory')]
   return Section('Theory and measurement', how, said, pictures)
@@ -70,22 +73,22 @@ def theory(models: Mapping[str, dict]) -> Section | None:
 def _against_theory(found: dict) -> dict[str, Band]:
   """Curves of one picture; none where there is nothing to compare."""
   curves = {'measured': Band(found['variance']) if found.get('variance') else None}
-  curves |= {label: Band(found[key]) for label, key in (
-      ('lemma', 'theory_lemma'), ('independent', 'theory_independent'), ('aligned', 'theory_aligned')) if found.get(key)}
+  curves |= {label: Band(found[f'theory_{label}']) for label in ('lemma', 'independent', 'aligned')
+             if found.get(f'theory_{label}')}
   return curves if len(curves) > 1 and curves['measured'] else {}
 
 
 _METHODS = {  # name of the measure -> (title, how points are placed)
     'projection': ('States in a plane', 'placed by the two directions in which the states of that layer differ most '
                    '(principal components; the percentage is the part of all differences that the panel shows)'),
-    'tsne': ('States in a plane, by t-SNE', 'placed by t-SNE, which puts tokens of similar states side by side and means '
-             'nothing by the distances between groups'),
+    'tsne': ('States in a plane, by t-SNE', 'placed by t-SNE, which puts tokens of similar states side by side and '
+             'means nothing by the distances between groups'),
 }
 
 
 def projection(models: Mapping[str, dict], arrays: Mapping[str, Mapping[str, np.ndarray]],
                measure: str = 'projection') -> Section | None:
-  """States of some layers as points. measure: a key of _METHODS. arrays: name -> points [S, N, 2] and what shades them."""
+  """States of some layers as points. measure: a key of _METHODS. arrays: name -> the measure's arrays."""
   measured = {name: found for name, found in findings.with_measure(models, f'{measure}_layers').items()
               if f'{measure}_points' in arrays.get(name, {})}
   if not measured:
@@ -105,7 +108,8 @@ def projection(models: Mapping[str, dict], arrays: Mapping[str, Mapping[str, np.
     def told(name, found):
       shares = [number(_told(points, arrays[name][f'{measure}_frequency']), 2) for points in
                 arrays[name][f'{measure}_points']]
-      return f'from {shares[0]} at the embedding to {shares[-1]} behind layer {found[f"{measure}_layers"][-1]} in {name}'
+      last = found[f'{measure}_layers'][-1]
+      return f'from {shares[0]} at the embedding to {shares[-1]} behind layer {last} in {name}'
     found = ['The share of the variance of log frequency that the two directions explain (R² of a linear fit) goes '
              f'{findings.listed([told(*item) for item in of_text.items()])}.']
   return Section(title, how, found, pictures)
@@ -119,7 +123,7 @@ def _scattered(name: str, found: dict, arrays: Mapping[str, np.ndarray], measure
     panels[f'layer {l}{share}' if l else f'emb{share}'] = arrays[f'{measure}_points'][i]
   if f'{measure}_frequency' in arrays:
     return plots_maps.scatters(panels, 1000 * arrays[f'{measure}_frequency'], title=name, log=True,
-                               label='its token occurs so often in 1,000')
+                               label='occurrences of its token in 1,000')
   return plots_maps.scatters(panels, arrays[f'{measure}_position'], title=name, label='position in the image')
 
 
