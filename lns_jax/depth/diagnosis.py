@@ -25,6 +25,7 @@ WORDS = (
 )
 LONGEST_NAME = 80  # of a picture's file, without its ending
 
+
 def parts(models: Mapping[str, dict], histories: Mapping[str, list[dict]],
           arrays: Mapping[str, Mapping[str, np.ndarray]], angles: str = 'raw') -> list[sections.Section]:
   """All sections for which there is something to show, in order."""
