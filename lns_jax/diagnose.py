@@ -19,7 +19,7 @@ from lns_jax.config import MeshConfig, ModelConfig
 from lns_jax.data import choices
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.data import sample as sample_lib
-from lns_jax.depth import diagnosis, finite, measures, record, scorecard, tasks
+from lns_jax.depth import diagnosis, finite, measures, record, scorecard, sections, tasks
 from lns_jax.depth.estimate import Estimate
 from lns_jax.depth.interventions import ScoreFn
 from lns_jax.errors import UserError
@@ -95,7 +95,7 @@ class Batches:
 
 
 def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS, seq_len: int = 0,
-             chosen: Sequence[str] = (), task: str = '', dtype: str = '', seed: int = 0) -> dict:
+             chosen: Sequence[str] = (), task: str = '', dtype: str = '', seed: int = 0, angles: str = 'raw') -> dict:
   """Measures models and writes out/depth.json, out/NAME/*.npz, out/plots/ and out/report.html.
 
   A second call goes on: a measure that is there, of the same model, sample and settings, is not taken again.
@@ -106,11 +106,12 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     text: a source as of `data.source`; a run's own validation split by default.
     tokens: size of the sample, in predictions; of a model of images, in images.
     seq_len: T of the rows that are made of `text`; the model's own by default.
-    chosen: names of `depth.measures.MEASURES`; all by default.
+    chosen: names of `depth.measures.MEASURES`; by default, and for 'all' among them, every one that is not asked_only.
     task: 'accuracy' (next token or class, on the sample), or a file of questions as `data.choices` reads it; the
       measures of layers removed are then taken with its score too.
     dtype: of parameters and compute: float32, bfloat16 or float64; the run's own by default.
     seed: of bootstrap and noise.
+    angles: how the report shows angular distances, one of `depth.sections.ANGLES`; files hold them raw.
 
   Returns:
     {'models': {name: scorecard}, 'report', 'seconds'}.
@@ -122,6 +123,8 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
   start = time.perf_counter()
   if tokens < 1:
     raise UserError(f'--tokens={tokens} leaves nothing to measure on; it must be 1 or more.')
+  if angles not in sections.ANGLES:
+    raise UserError(f'angles is {angles!r}; it is one of {", ".join(sections.ANGLES)}.')
   _check_out(pathlib.Path(out).expanduser().absolute())
   opened = {name: _open(path, dtype) for name, path in _names(models).items()}
   tables = {name: measures.choose(chosen, config, bool(task)) for name, (_, config, *_) in opened.items()}
@@ -137,10 +140,11 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
                                            seed)
     histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') for name, (path, *_) in opened.items()}
     files.write_json(out / 'run_info.json', files.finite(run_info.collect(
-        {'models': list(models), 'text': text, 'tokens': tokens, 'task': task, 'dtype': dtype, 'seed': seed}, None)))
+        {'models': list(models), 'text': text, 'tokens': tokens, 'task': task, 'dtype': dtype, 'seed': seed,
+         'angles': angles}, None)))
     whole = next(iter(found.values())) if len(found) == 1 else {'models': found}
     files.write_json(out / 'depth.json', whole)
-    diagnosis.write(out, found, histories, arrays)
+    diagnosis.write(out, found, histories, arrays, angles)
   return {'models': {name: scorecard.of(f) for name, f in found.items()}, 'report': str(out / 'report.html'),
           'seconds': time.perf_counter() - start}
 
@@ -260,21 +264,24 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
         start = time.perf_counter()
         batches = Batches(rows, mesh, on[kind].group)
         batches.tick = lambda step=costs[kind] / measure.reads(config) / len(batches): bar.update(step)
-        kept = measure.run(config, params, batches, seed, *([task.score_fn] if measure.task else [])), about
+        score = {'score_fn': task.score_fn} if measure.task else {}
+        kept = measure.run(config, params, batches, seed=seed, **score), about
         kept[1]['seconds'] = time.perf_counter() - start
         record.save(folder / f'{kind}.npz', *kept)
       else:
         bar.update(costs[kind])
       everything |= kept[0]
       taken[kind] = _size(rows) | {'seconds': kept[1]['seconds']}
-  result = record.make(name, config, everything) | {
+  in_files = {key for measure in table.values() for key in measure.arrays}
+  result = record.make(name, config, {k: v for k, v in everything.items() if k not in in_files}) | {
       'path': str(path), 'scheme': config.scheme, 'dtype': str(compute), 'weights_dtype': str(weights),
       'sample': sample.words, 'mask': mask, 'measures': taken,
       'task': task.about if task else None}
   result['tokens'] = result['tokens'] or max(t.get('tokens', t['rows']) for t in taken.values())
   result = files.finite(result)
   files.write_json(folder / 'depth.json', result)
-  return result, {name: e.value for name, e in everything.items() if isinstance(e, Estimate)}
+  return result, {name: np.asarray(e.value if isinstance(e, Estimate) else e) for name, e in everything.items()
+                  if isinstance(e, (Estimate, np.ndarray))}
 
 
 def _about(config: ModelConfig, params, seed: int) -> dict:

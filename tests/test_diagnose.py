@@ -22,7 +22,7 @@ from lns_jax.errors import UserError
 from lns_jax.interop.load import load_run_config
 from lns_jax.train import checkpoint, loop, resume
 
-CHOSEN = ('profile', 'layer_drop', 'theory')
+CHOSEN = ('profile', 'layer_drop', 'theory', 'projection')
 
 
 @pytest.fixture(scope='module')
@@ -43,7 +43,10 @@ def test_numbers_report_and_a_second_call_that_measures_nothing(run, tmp_path, m
   assert found['models']['pre']['loss'] == written['baseline']
   page = (out / 'report.html').read_text()
   assert 'Removal of single layers' in page and 'Theory and measurement' in page and '<script' not in page
-  assert list(out.glob('plots/*.png')) and list(out.glob('plots/*.svg')) and (out / 'scorecard.md').exists()
+  assert len(list(out.glob('plots/*.png'))) == page.count('<svg')
+  assert 'States in a plane' in page and 'projection_explained' in written and 'projection_points' not in written
+  assert np.load(out / 'pre' / 'projection.npz')['projection_points'].shape[::2] == (len(written['projection_layers']), 2)
+  assert list(out.glob('plots/*.svg')) and (out / 'scorecard.md').exists()
   monkeypatch.setattr(diagnose.Batches, '__iter__', lambda self: pytest.fail('a measure was taken again'))
   again = diagnose.diagnose([str(run)], out, tokens=2048, chosen=CHOSEN)
   assert again['models'] == found['models'] and json.loads((out / 'depth.json').read_text()) == written
@@ -105,11 +108,21 @@ def test_a_model_of_images_answers_no_questions():
   assert 'of classes on 1 image' in diagnose._task('runs/vit', config, None, 'accuracy', sample).about['what']
 
 
+def test_angles_are_stretched_in_the_report_and_raw_in_the_file(run, tmp_path):
+  pages = {}
+  for angles in ('raw', 'percentile'):  # the second takes up what the first has measured
+    diagnose.diagnose([str(run)], tmp_path, tokens=1024, chosen=['profile'], angles=angles)
+    pages[angles] = (tmp_path / 'report.html').read_text(), (tmp_path / 'depth.json').read_text()
+  assert pages['raw'][1] == pages['percentile'][1]
+  assert 'pre, rows stretched' in pages['percentile'][0] and 'rows stretched' not in pages['raw'][0]
+  with pytest.raises(UserError, match="'ranks'; it is one of raw, percentile"):
+    diagnose.diagnose([str(run)], tmp_path, angles='ranks')
+
 def test_what_cannot_be_used_is_said_before_anything_is_written(run, tmp_path):
   (tmp_path / 'empty.txt').write_text('')
   (tmp_path / 'fresh' / 'checkpoints').mkdir(parents=True)
   for kwargs, words in (({'chosen': ['profil']}, "no measure 'profil'.*Did you mean 'profile'"),
-                        ({'chosen': ['']}, "no measure ''.*Known: block_drop"),
+                        ({'chosen': ['']}, "no measure ''.*Known: all, block_drop"),
                         ({'text': str(tmp_path / 'empty.txt')}, 'empty'),
                         ({'text': str(tmp_path / 'none.txt')}, 'none.txt.*does not exist'),
                         ({'task': 'acuracy'}, "neither 'accuracy' nor a file of questions"),

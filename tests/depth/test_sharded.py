@@ -23,7 +23,7 @@ def found(kind: str, settings: MeshConfig, devices: int) -> dict:
   rows = [{k: v[i] for k, v in b.items()} for i in range(10)]
   with sharding.use(mesh):
     placed = jax.device_put(params(CONFIG), sharding.params(mesh, CONFIG))
-    return measures.LOSS[kind].run(CONFIG, placed, diagnose.Batches(rows, mesh), 0)
+    return measures.LOSS[kind].run(CONFIG, placed, diagnose.Batches(rows, mesh), seed=0)
 
 
 alone = functools.cache(lambda kind: found(kind, MeshConfig(), 1))
