@@ -60,8 +60,9 @@ def _questions(path, number, choices=3):
 
 def test_the_accuracy_of_a_task_without_each_layer(run, tmp_path, monkeypatch):
   file = _questions(tmp_path / 'abc.jsonl', 5)
-  take = lambda task, chosen: diagnose.diagnose([str(run)], tmp_path / 'out', tokens=1024, task=str(task), chosen=chosen)
-  take(file, ['task_drop', 'task_prune'])
+  take = lambda: diagnose.diagnose([str(run)], tmp_path / 'out', tokens=1024, task=str(file),
+                                   chosen=['task_drop', 'task_prune'])
+  take()
   found = json.loads((tmp_path / 'out' / 'depth.json').read_text())
   L = found['layers']
   right = found['task_baseline']
@@ -73,10 +74,10 @@ def test_the_accuracy_of_a_task_without_each_layer(run, tmp_path, monkeypatch):
   page = (tmp_path / 'out' / 'report.html').read_text()
   assert 'Task accuracy without each layer' in page and 'over 5 questions of abc' in page and 'Guessing' in page
   monkeypatch.setattr(samples.Batches, '__iter__', lambda self: pytest.fail('taken again'))
-  take(file, ['task_drop', 'task_prune'])
+  take()
   _questions(file, 5, choices=2)
   with pytest.raises(pytest.fail.Exception, match='taken again'):  # other questions of the same name
-    take(file, ['task_drop', 'task_prune'])
+    take()
 
 
 def test_accuracy_of_the_next_token_is_a_task_and_is_taken_beside_what_is_named(run, tmp_path):
@@ -101,7 +102,7 @@ def test_a_question_is_never_divided():
 
 
 def test_a_model_of_images_answers_no_questions():
-  config = config_lib.ModelConfig(family='vit', causal=False, image_size=8, patch_size=4, num_classes=3)
+  config = presets.load_config('vit_tiny').model
   sample = samples.Sample([{'images': np.zeros((8, 8, 3))}], '1 image', 'x')
   with pytest.raises(UserError, match='which answers no questions; --task=accuracy'):
     samples.open_task('runs/vit', config, None, 'x.jsonl', sample)
@@ -117,6 +118,7 @@ def test_angles_are_stretched_in_the_report_and_raw_in_the_file(run, tmp_path):
   assert 'pre, rows stretched' in pages['percentile'][0] and 'rows stretched' not in pages['raw'][0]
   with pytest.raises(UserError, match="'ranks'; it is one of raw, percentile"):
     diagnose.diagnose([str(run)], tmp_path, angles='ranks')
+
 
 def test_what_cannot_be_used_is_said_before_anything_is_written(run, tmp_path):
   (tmp_path / 'empty.txt').write_text('')
