@@ -89,7 +89,7 @@ def removal(schemes: Mapping[str, dict]) -> list[str]:
 
 
 def task(schemes: Mapping[str, dict]) -> str:
-  """Accuracy of each model, and how many layers cost it less than one point."""
+  """Accuracy of each model, how many layers cost it less than one point, and whether that says anything."""
   def say(name, found):
     drops = floats(found['task_drop'])
     free = int(np.sum(drops > -POINT))
@@ -97,10 +97,15 @@ def task(schemes: Mapping[str, dict]) -> str:
     return (f'{name} is right on {100 * found["task_baseline"]:.1f}% ({100 * interval["low"]:.1f} to '
             f'{100 * interval["high"]:.1f}), and {free} of its {found["layers"]} layers, taken out one at a time, cost '
             f'it less than one percentage point')
-  said = [say(*item) for item in with_measure(schemes, 'task_drop').items()]
-  chance = next(iter(with_measure(schemes, 'task_drop').values()))['task']['chance']
-  guessing = '' if chance is None else f' Guessing would be right on {100 * chance:.1f}%.'
-  return f'{"; ".join(said)}.{guessing}'
+  measured = with_measure(schemes, 'task_drop')
+  said = f'{"; ".join(say(*item) for item in measured.items())}.'
+  chance = next(iter(measured.values()))['task']['chance']
+  if chance is None:
+    return said
+  said += f' Guessing would be right on {100 * chance:.1f}%.'
+  guess = [name for name, found in measured.items() if found['intervals']['task_baseline']['low'] <= chance]
+  return said + (f' {listed(guess)} cannot be told from guessing, so that no layer of it can be seen to matter.'
+                 if guess else '')
 
 
 def counted(value, low, high) -> str:

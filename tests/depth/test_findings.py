@@ -48,6 +48,18 @@ def test_removable_layers_are_those_below_one_percent_of_the_models_own_loss():
   assert dearest == 'The layer that costs most is layer 7 (+10.0%) in x.'  # by its own number, not its position
 
 
+def test_task_accuracy_counts_cheap_layers_and_says_when_the_model_guesses():
+  def found(low, chance):
+    return {'layers': 3, 'task_baseline': 0.4, 'task_drop': [-0.2, -0.009, 0.01], 'task': {'chance': chance},
+            'intervals': {'task_baseline': {'low': low, 'high': 0.5}}}
+  said = findings.task({'x': found(0.3, 0.25)})
+  assert said == ('x is right on 40.0% (30.0 to 50.0), and 2 of its 3 layers, taken out one at a time, cost it less '
+                  'than one percentage point. Guessing would be right on 25.0%.')
+  both = findings.task({'x': found(0.2, 0.25), 'y': found(0.3, 0.25)})
+  assert both.endswith(' x cannot be told from guessing, so that no layer of it can be seen to matter.')
+  assert 'uessing' not in findings.task({'x': found(0.2, None)})
+
+
 def test_last_variance_ratio_and_growth():
   schemes = {'x': {'variance': [0.5, 2.0, 20.0]}, 'y': {'variance': [0.5, 2.0, 4.0]}, 'z': {'diverged': True}}
   assert findings.last_variance(schemes) == (

@@ -80,6 +80,14 @@ def test_bars_are_as_high_as_the_rise_and_carry_the_layers_own_numbers():
   assert bottom < -0.3 and top > 31
 
 
+def test_losses_of_accuracy_hang_down_on_an_axis_that_figures_share():
+  bars = lambda values, shown: plots.change_bars(Band(values, values, values), [1, 2, 4], shown=shown).axes[0]
+  axes, other = bars([-30.0, 2.0, -0.5], (-30.0, 5.0)), bars([-1.0, 5.0, 0.0], (-30.0, 5.0))
+  assert [bar.get_height() for bar in axes.patches] == [-30.0, 2.0, -0.5]
+  assert axes.get_ylim() == other.get_ylim() and axes.get_ylim()[0] < -30 and axes.get_yscale() == 'linear'
+  assert bars([-3.0, -2.0, -1.0], None).get_ylim()[1] > 0  # zero is always shown
+
+
 @pytest.mark.parametrize('L', [2, 16, 96])
 def test_one_line_a_layer_and_one_for_the_embedding(L):
   values = np.cumsum(np.ones((5, L + 1)), axis=1)
