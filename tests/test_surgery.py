@@ -111,6 +111,7 @@ def test_greedy_pruning_stops_with_the_removal_that_costs_too_much(run):
       assert found.order == whole.order[:last + 1]
 
 
+@pytest.mark.slow
 def test_a_model_of_images_is_pruned_by_images(tmp_path):
   config = test_vision.config()
   loop.train(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=2, layer_stats_every=0)),

@@ -11,6 +11,8 @@ from lns_jax import surgery
 from lns_jax.errors import UserError
 from lns_jax.models import layout
 from lns_jax.train import log, loop
+from interop.test_save import run_folder
+from tiny import model
 from train.test_loop import final, interrupted, same, settings, text  # noqa: F401: a fixture
 
 ONE = {'optimizer': {'lr': 1e-2, 'warmup_steps': 1}, 'train': {'steps': 1, 'layer_stats_every': 0}}  # the first update has rate 0
@@ -29,7 +31,7 @@ def starting(text, pruned, **groups):  # noqa: F811
   return settings(text, **groups)
 
 
-@pytest.mark.parametrize('loop_kind', ['scan', 'unrolled'])
+@pytest.mark.parametrize('loop_kind', ['scan', pytest.param('unrolled', marks=pytest.mark.slow)])
 def test_a_run_starts_from_the_weights_and_layers_of_another(loop_kind, text, pruned, tmp_path):  # noqa: F811
   """Asked for are all three layers; the first update has rate 0."""
   loop.train(starting(text, pruned, model={'loop': loop_kind}, **ONE), tmp_path)
@@ -38,6 +40,7 @@ def test_a_run_starts_from_the_weights_and_layers_of_another(loop_kind, text, pr
   same(layout.unstack(params), final(pruned))
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_there_and_is_taken_up_again(text, pruned, tmp_path, monkeypatch):  # noqa: F811
   config = starting(text, pruned, train={'steps': 6})
   healed = loop.train(config, tmp_path / 'whole')
@@ -50,6 +53,7 @@ def test_training_goes_on_from_there_and_is_taken_up_again(text, pruned, tmp_pat
   same(final(tmp_path / 'killed'), final(tmp_path / 'whole'))
 
 
+@pytest.mark.slow
 def test_parameters_take_the_type_of_the_run(text, pruned, tmp_path):  # noqa: F811
   loop.train(starting(text, pruned, model={'precision': 'paper_bf16'}, **ONE), tmp_path)
   assert {str(x.dtype) for x in jax.tree.leaves(lns_jax.load(tmp_path)[1])} == {'bfloat16'}
@@ -70,7 +74,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained(groups, words, 
 
 
 def test_a_ramp_does_not_start_twice(text, tmp_path):  # noqa: F811
-  loop.train(settings(text, model={'scheme': 'prores'}, **ONE), tmp_path / 'run')
+  run_folder(tmp_path / 'run', model(scheme='prores'))
   with pytest.raises(UserError, match='prores, whose branches grow from 0'):
     loop.train(starting(text, tmp_path / 'run', model={'scheme': 'prores'}), tmp_path / 'again')
 
