@@ -135,7 +135,8 @@ def test_a_folder_that_is_not_free_for_results_is_refused(run, tmp_path):
   with resume.alone(tmp_path / 'taken'):
     for out, words in (('', '--out must be given'), (run, f'is a run folder.*{run}/depth would do'),
                        (run / 'checkpoints' / 'depth', 'among the checkpoints'),
-                       (tmp_path / 'file', 'cannot be used as --out'), (tmp_path / 'file' / 'x', 'cannot be used as --out'),
+                       (tmp_path / 'file', 'cannot be used as --out'),
+                       (tmp_path / 'file' / 'x', 'cannot be used as --out'),
                        (tmp_path / 'taken', 'another process is at work.*another --out')):
       with pytest.raises(UserError, match=words):
         diagnose.diagnose([str(run)], out, tokens=2048, chosen=['theory'])

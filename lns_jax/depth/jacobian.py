@@ -86,7 +86,7 @@ def numbered(batches):
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))
 def _sizes(config: ModelConfig, params, batch, seed, first, iterations: int, probes: int) -> dict:
-  """Squared norms [B, L]; 'entries' [B], n D; bidiagonal matrices, of J and J - I in 'blocks' [L, 2, B], 'stack' [B]."""
+  """Squared norms [B, L]; 'entries' n D [B]; bidiagonal matrices: of J and J - I in 'blocks' [L, 2, B], 'stack' [B]."""
   s = Streams.of(config, params, batch)
   L, (B, *shape) = config.num_layers, s.before.shape[1:]
   keys, m = keys_of(seed, first, B), enough(probes, shape[0] * shape[1])

@@ -36,7 +36,7 @@ class Bidiagonal(typing.NamedTuple):
 
 
 class Singular(typing.NamedTuple):
-  """Of each row's singular values: the largest [...], its residual [...], the quantiles at LEVELS [..., len(LEVELS)]."""
+  """Of each row's singular values: the largest [...], its residual [...], quantiles at LEVELS [..., len(LEVELS)]."""
 
   largest: np.ndarray
   residual: np.ndarray
