@@ -8,11 +8,10 @@ import jax
 import numpy as np
 import tqdm
 
-from lns_jax import runs, sharding
+from lns_jax import runs, samples, sharding
 from lns_jax.config import MeshConfig, ModelConfig
 from lns_jax.data import sample as sample_lib
 from lns_jax.depth import removal
-from lns_jax.diagnose import Batches
 from lns_jax.errors import UserError
 from lns_jax.interop import save as save_lib
 from lns_jax.interop.load import load, load_run_config
@@ -75,7 +74,7 @@ def _choose(config: ModelConfig, params, dataset, most_rise: float, tokens: int)
   """(ids of the layers that may go, in the order of removal; what prune's 'sample' says)."""
   rows = sample_lib.drawn(dataset, 'validation', tokens or math.inf)
   mesh = sharding.make_mesh(MeshConfig())
-  batches = Batches(rows, mesh)
+  batches = samples.Batches(rows, mesh)
   with sharding.use(mesh), tqdm.tqdm(total=(config.num_layers - 1) * len(batches), desc='choosing', unit='batch',
                                      mininterval=0.5, dynamic_ncols=True, disable=jax.process_index() != 0) as bar:
     batches.tick = bar.update

@@ -16,13 +16,13 @@ import pytest
 
 import tiny
 from lns_jax import config as config_lib
-from lns_jax import diagnose, presets, sharding
+from lns_jax import diagnose, presets, samples, sharding
 from lns_jax.depth import record
 from lns_jax.errors import UserError
 from lns_jax.interop.load import load_run_config
 from lns_jax.train import checkpoint, loop, resume
 
-CHOSEN = ('profile', 'layer_drop', 'theory')
+CHOSEN = ('profile', 'layer_drop', 'theory', 'projection')
 
 
 @pytest.fixture(scope='module')
@@ -43,8 +43,11 @@ def test_numbers_report_and_a_second_call_that_measures_nothing(run, tmp_path, m
   assert found['models']['pre']['loss'] == written['baseline']
   page = (out / 'report.html').read_text()
   assert 'Removal of single layers' in page and 'Theory and measurement' in page and '<script' not in page
-  assert list(out.glob('plots/*.png')) and list(out.glob('plots/*.svg')) and (out / 'scorecard.md').exists()
-  monkeypatch.setattr(diagnose.Batches, '__iter__', lambda self: pytest.fail('a measure was taken again'))
+  assert len(list(out.glob('plots/*.png'))) == page.count('<svg')
+  assert 'States in a plane' in page and 'projection_explained' in written and 'projection_points' not in written
+  assert np.load(out / 'pre' / 'projection.npz')['projection_points'].shape[::2] == (len(written['projection_layers']), 2)
+  assert list(out.glob('plots/*.svg')) and (out / 'scorecard.md').exists()
+  monkeypatch.setattr(samples.Batches, '__iter__', lambda self: pytest.fail('a measure was taken again'))
   again = diagnose.diagnose([str(run)], out, tokens=2048, chosen=CHOSEN)
   assert again['models'] == found['models'] and json.loads((out / 'depth.json').read_text()) == written
 
@@ -57,8 +60,9 @@ def _questions(path, number, choices=3):
 
 def test_the_accuracy_of_a_task_without_each_layer(run, tmp_path, monkeypatch):
   file = _questions(tmp_path / 'abc.jsonl', 5)
-  take = lambda task, chosen: diagnose.diagnose([str(run)], tmp_path / 'out', tokens=1024, task=str(task), chosen=chosen)
-  take(file, ['task_drop', 'task_prune'])
+  take = lambda: diagnose.diagnose([str(run)], tmp_path / 'out', tokens=1024, task=str(file),
+                                   chosen=['task_drop', 'task_prune'])
+  take()
   found = json.loads((tmp_path / 'out' / 'depth.json').read_text())
   L = found['layers']
   right = found['task_baseline']
@@ -69,11 +73,11 @@ def test_the_accuracy_of_a_task_without_each_layer(run, tmp_path, monkeypatch):
   assert found['task']['questions'] == 5 and found['measures']['task_drop']['rows'] == 15
   page = (tmp_path / 'out' / 'report.html').read_text()
   assert 'Task accuracy without each layer' in page and 'over 5 questions of abc' in page and 'Guessing' in page
-  monkeypatch.setattr(diagnose.Batches, '__iter__', lambda self: pytest.fail('taken again'))
-  take(file, ['task_drop', 'task_prune'])
+  monkeypatch.setattr(samples.Batches, '__iter__', lambda self: pytest.fail('taken again'))
+  take()
   _questions(file, 5, choices=2)
   with pytest.raises(pytest.fail.Exception, match='taken again'):  # other questions of the same name
-    take(file, ['task_drop', 'task_prune'])
+    take()
 
 
 def test_accuracy_of_the_next_token_is_a_task_and_is_taken_beside_what_is_named(run, tmp_path):
@@ -87,29 +91,40 @@ def test_accuracy_of_the_next_token_is_a_task_and_is_taken_beside_what_is_named(
 def test_a_question_is_never_divided():
   mesh = sharding.make_mesh(config_lib.MeshConfig())
   rows = [{'tokens': np.full(16, 1 + i // 3), 'right': np.float32(i % 3)} for i in range(3 * 60)]
-  batches = list(diagnose.Batches(rows, mesh, 3))
+  batches = list(samples.Batches(rows, mesh, 3))
   assert {len(b['tokens']) % (3 * sharding.batch_parts(mesh)) for b in batches} == {0}
   for b in batches:
     for shard in b['tokens'].addressable_shards:
       assert (np.ptp(np.asarray(shard.data)[:, 0].reshape(-1, 3), axis=1) == 0).all()
   assert sum(int((np.asarray(b['tokens'])[:, 0] > 0).sum()) for b in batches) == 180
-  sample = diagnose.Sample(rows, '', '', group=3, least=20)
+  sample = samples.Sample(rows, '', '', group=3, least=20)
   assert [len(sample.part(share)) for share in (1, 1 / 2, 1 / 10)] == [180, 90, 60]
 
 
 def test_a_model_of_images_answers_no_questions():
-  config = config_lib.ModelConfig(family='vit', causal=False, image_size=8, patch_size=4, num_classes=3)
-  sample = diagnose.Sample([{'images': np.zeros((8, 8, 3))}], '1 image', 'x')
+  config = presets.load_config('vit_tiny').model
+  sample = samples.Sample([{'images': np.zeros((8, 8, 3))}], '1 image', 'x')
   with pytest.raises(UserError, match='which answers no questions; --task=accuracy'):
-    diagnose._task('runs/vit', config, None, 'x.jsonl', sample)
-  assert 'of classes on 1 image' in diagnose._task('runs/vit', config, None, 'accuracy', sample).about['what']
+    samples.open_task('runs/vit', config, None, 'x.jsonl', sample)
+  assert 'of classes on 1 image' in samples.open_task('runs/vit', config, None, 'accuracy', sample).about['what']
+
+
+def test_angles_are_stretched_in_the_report_and_raw_in_the_file(run, tmp_path):
+  pages = {}
+  for angles in ('raw', 'percentile'):  # the second takes up what the first has measured
+    diagnose.diagnose([str(run)], tmp_path, tokens=1024, chosen=['profile'], angles=angles)
+    pages[angles] = (tmp_path / 'report.html').read_text(), (tmp_path / 'depth.json').read_text()
+  assert pages['raw'][1] == pages['percentile'][1]
+  assert 'pre, rows stretched' in pages['percentile'][0] and 'rows stretched' not in pages['raw'][0]
+  with pytest.raises(UserError, match="'ranks'; it is one of raw, percentile"):
+    diagnose.diagnose([str(run)], tmp_path, angles='ranks')
 
 
 def test_what_cannot_be_used_is_said_before_anything_is_written(run, tmp_path):
   (tmp_path / 'empty.txt').write_text('')
   (tmp_path / 'fresh' / 'checkpoints').mkdir(parents=True)
   for kwargs, words in (({'chosen': ['profil']}, "no measure 'profil'.*Did you mean 'profile'"),
-                        ({'chosen': ['']}, "no measure ''.*Known: block_drop"),
+                        ({'chosen': ['']}, "no measure ''.*Known: all, block_drop"),
                         ({'text': str(tmp_path / 'empty.txt')}, 'empty'),
                         ({'text': str(tmp_path / 'none.txt')}, 'none.txt.*does not exist'),
                         ({'task': 'acuracy'}, "neither 'accuracy' nor a file of questions"),

@@ -1,9 +1,11 @@
 """What measured numbers say, in sentences that hold for whatever was measured: no direction is taken for granted.
 
-`schemes` is the 'schemes' part of a quickstart's summary: name -> losses and the keys of depth.json; models that
-diverged have no measures and are left out of what is said of measures.
+`schemes` and `models` are the same kind of mapping: name -> what was found of a model, the keys of depth.json and, in
+the 'schemes' of a quickstart's summary, its losses. A model without a measure, as one that diverged, is left out of what
+is said of it.
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -87,7 +89,7 @@ def removal(schemes: Mapping[str, dict]) -> list[str]:
 
 
 def task(schemes: Mapping[str, dict]) -> str:
-  """Accuracy of each model, and how many layers cost it less than one point."""
+  """Accuracy of each model, how many layers cost it less than one point, and whether that says anything."""
   def say(name, found):
     drops = floats(found['task_drop'])
     free = int(np.sum(drops > -POINT))
@@ -95,11 +97,47 @@ def task(schemes: Mapping[str, dict]) -> str:
     return (f'{name} is right on {100 * found["task_baseline"]:.1f}% ({100 * interval["low"]:.1f} to '
             f'{100 * interval["high"]:.1f}), and {free} of its {found["layers"]} layers, taken out one at a time, cost '
             f'it less than one percentage point')
-  said = [say(*item) for item in with_measure(schemes, 'task_drop').items()]
-  chance = next(iter(with_measure(schemes, 'task_drop').values()))['task']['chance']
-  guessing = '' if chance is None else f' Guessing would be right on {100 * chance:.1f}%.'
-  return f'{"; ".join(said)}.{guessing}'
+  measured = with_measure(schemes, 'task_drop')
+  said = f'{"; ".join(say(*item) for item in measured.items())}.'
+  chance = next(iter(measured.values()))['task']['chance']
+  if chance is None:
+    return said
+  said += f' Guessing would be right on {100 * chance:.1f}%.'
+  guess = [name for name, found in measured.items() if found['intervals']['task_baseline']['low'] <= chance]
+  return said + (f' {listed(guess)} cannot be told from guessing, so that no layer of it can be seen to matter.'
+                 if guess else '')
 
+
+def counted(value, low, high) -> str:
+  """'12 (11 to 13)': a number of layers and its interval, whose ends are rounded outward where they fall between two."""
+  ends = '' if low is None or high is None else f' ({math.floor(low)} to {math.ceil(high)})'
+  return '–' if value is None else f'{value:g}{ends}'
+
+
+def headline(models: Mapping[str, dict]) -> str:
+  """How many layers of each model could go, one at a time and together; empty where neither was measured."""
+  def say(name, found):
+    ends = lambda key: [found['intervals'][key][end] for end in ('low', 'high')]
+    alone, together = (counted(found[key], *ends(key)) if found.get(key) is not None else ''
+                       for key in ('removable', 'prunable'))
+    of = f'of its {found["layers"]} layers'
+    parts = [f'any one of {alone} {of}'] if alone else []
+    parts += [f'{together} {"of them" if alone else of} together'] if together else []
+    return f'{name} can lose {", or ".join(parts)}' if parts else ''
+  said = [words for item in models.items() if (words := say(*item))]
+  return f'At less than {SMALL:g}% more loss, and without any retraining, {"; ".join(said)}.' if said else ''
+
+
+def together(models: Mapping[str, dict]) -> str:
+  """What a quarter and half of the layers cost when they are taken out together, greedily; empty for shallow models."""
+  def say(found, n):
+    interval = found['intervals']['prune_rise']
+    rise, low, high = (100 * floats(v)[n - 1] / found['prune_baseline']
+                       for v in (found['prune_rise'], interval['low'], interval['high']))
+    return f'{rise:+.1f}% ({low:+.1f} to {high:+.1f}) without {n}'
+  said = [f'in {name} {say(found, found["layers"] // 4)}, {say(found, found["layers"] // 2)}'
+          for name, found in with_measure(models, 'prune_rise').items() if found['layers'] >= 4]
+  return f'Rise of the loss when the layers that cost least are taken out together: {"; ".join(said)}.' if said else ''
 
 def last_variance(schemes: Mapping[str, dict]) -> str:
   """Output variance of the last layer of each model, and the ratio of largest to smallest."""
@@ -127,5 +165,5 @@ def halves(schemes: Mapping[str, dict], measure: str, what: str, row=floats) -> 
     values = row(found[measure])
     middle = -(-len(values) // 2)
     return f'from {number(_median(values[:middle]))} to {number(_median(values[middle:]))}'
-  return (f'From the median over the first half of the layers to that over the second half, {what} goes '
+  return (f'From the first half of the layers to the second, the median of {what} goes '
           f'{_each(schemes, measure, say)}.')

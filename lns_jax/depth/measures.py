@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lns_jax.config import ModelConfig
-from lns_jax.depth import growth, heat, lens, linear, removal, similarity, states, theory
+from lns_jax.depth import growth, heat, lens, linear, projection, removal, similarity, states, theory
 from lns_jax.depth.gradients import gradients  # functions of their modules' names
 from lns_jax.depth.jacobian import jacobian
 from lns_jax.depth.perturb import perturb
@@ -18,14 +18,17 @@ class Measure:
   """One row of the table.
 
   Attributes:
-    run: (config, params, batches, seed) -> Found; batches can be read again and again. Of a task's measure there is a
-      score_fn behind the seed, see `interventions.ScoreFn`.
+    run: (config, params, batches, *, seed) -> Found; batches can be read again and again. A task's measure takes a
+      score_fn too, see `interventions.ScoreFn`.
     passes: config -> its cost in plain forward passes over the batches, roughly; what a bar's ETA is made of.
     share: the part of the sample that it is taken on, so that no measure outweighs all others.
     reads: config -> how often it reads the batches.
     what: one line for the list of measures.
     least: layers that a model must have.
     task: whether it is about the score of a task, on the rows of that.
+    asked_only: taken only when it is named.
+    ready: raises UserError where what it needs is not installed.
+    arrays: what of it is kept in its .npz alone, for reports and programs, and not in depth.json.
   """
 
   run: Callable[..., Found]
@@ -35,18 +38,40 @@ class Measure:
   least: int = 1
   reads: Callable[[ModelConfig], int] = lambda config: 1
   task: bool = False
+  asked_only: bool = False
+  ready: Callable[[], object] = lambda: None
+  arrays: tuple[str, ...] = ()
 
 
-def _pruned(config, params, batches, seed, **score) -> Found:
+def _pruned(config, params, batches, *, seed, **score) -> Found:
   found = removal.prune(config, params, batches, seed=seed, **score)
   kept = {'prune_order': list(found.order), 'prune_rise': found.rise, 'prune_baseline': found.baseline}
   return kept if found.prunable is None else kept | {'prunable': found.prunable}
 
 
-def _heat_maps(config, params, batches, seed) -> Found:
+def _last_token(config, params, batches, *, seed) -> Found:
+  found = states.profile(config, params, batches, tokens='last', seed=seed)
+  return {f'{key}_last': found[key] for key in ('variance', 'angular', 'block_influence', 'zero_vectors')}
+
+
+def _heat_maps(config, params, batches, *, seed) -> Found:
   found = heat.mean_jacobian(config, params, batches, seed=seed)
   return {f'mean_{name}' if name != 'noise' else 'dominance_noise': value for name, value in found.items()} | {
       'mean_jacobian_layers': list(heat.panels(config))}
+
+
+def _projected(name: str, method: str) -> Callable[..., Found]:
+  """States of the embedding and of the layers of Figure 5 in a plane, under `name`."""
+  def run(config, params, batches, *, seed):
+    layers = heat.panels(config)
+    at = (0, *(config.layer_ids.index(l) + 1 for l in layers))
+    found = projection.project(config, params, batches, method=method, tokens=800, per_sequence=40, at=at, seed=seed)
+    return {f'{name}_{key}': value for key, value in found.items()} | {f'{name}_layers': [0, *layers]}
+  return run
+
+
+def _projected_arrays(name: str) -> tuple[str, ...]:
+  return tuple(f'{name}_{key}' for key in ('points', 'sequence', 'position', 'token', 'frequency'))
 
 
 def _all_blocks(config: ModelConfig) -> float:
@@ -54,7 +79,7 @@ def _all_blocks(config: ModelConfig) -> float:
   return config.num_layers ** 2 / 6 + config.num_layers
 
 
-def _theory(config, params, batches, seed) -> Found:
+def _theory(config, params, batches, *, seed) -> Found:
   variance = states.means(config, params, batches, seed=seed)['variance']
   found = {}
   try:
@@ -75,33 +100,36 @@ def _theory(config, params, batches, seed) -> Found:
 
 def _without_baseline(measure: Callable) -> Callable:
   """The baseline of a measure on part of the sample is not the baseline of the whole."""
-  def run(config, params, batches, seed, **score):
+  def run(config, params, batches, *, seed, **score):
     found = measure(config, params, batches, seed=seed, **score)
     baseline = found.pop('baseline')
     return found | {f'{next(iter(found))}_baseline': baseline}
   return run
 
 
-def _plain(measure: Callable) -> Callable:
-  return lambda config, params, batches, seed, **score: measure(config, params, batches, seed=seed, **score)
-
-
 LOSS = {
-    'profile': Measure(_plain(states.profile), lambda c: 1.3,
+    'profile': Measure(states.profile, lambda c: 1.3,
                        'variance, angles, block influence, branch ratios and cosines, by layer'),
-    'layer_drop': Measure(_plain(removal.layer_drop), lambda c: c.num_layers / 2 + 3,
+    'last_token': Measure(_last_token, lambda c: 1.3, 'variance, angles and block influence of the last token of each '
+                          "row alone, as in the paper's code", asked_only=True),
+    'layer_drop': Measure(removal.layer_drop, lambda c: c.num_layers / 2 + 3,
                           'loss without each layer', least=2),
-    'lens': Measure(_plain(lens.logit_lens), lambda c: c.num_layers / 4 + 1,
+    'lens': Measure(lens.logit_lens, lambda c: c.num_layers / 4 + 1,
                     'what the model would predict after each layer: loss, divergence and overlap', share=1 / 4),
-    'cka': Measure(_plain(similarity.cka), lambda c: 2.0, 'linear CKA between all states', share=1 / 4),
-    'linear': Measure(_plain(linear.replaceability), lambda c: c.num_layers / 4 + 3,
+    'cka': Measure(similarity.cka, lambda c: 2.0, 'linear CKA between all states', share=1 / 4),
+    'projection': Measure(_projected('projection', 'pca'), lambda c: 2.0,
+                          'states of the embedding and of five layers in a plane, by principal components',
+                          share=1 / 64, arrays=_projected_arrays('projection')),
+    'tsne': Measure(_projected('tsne', 'tsne'), lambda c: 20.0, 'the same by t-SNE, which needs scikit-learn',
+                    share=1 / 64, asked_only=True, ready=projection.tsne, arrays=_projected_arrays('tsne')),
+    'linear': Measure(linear.replaceability, lambda c: c.num_layers / 4 + 3,
                       'loss with each layer replaced by a linear map', least=2, reads=lambda c: 3),
     'theory': Measure(_theory, lambda c: 1.3, "the paper's lemmas and bounds at the model's own weights, law of growth",
                       share=1 / 4),
-    'gradients': Measure(_plain(gradients), lambda c: 4.0,
+    'gradients': Measure(gradients, lambda c: 4.0,
                          'gradients of parameters and of the stream, Taylor importance, stable ranks, by layer',
                          share=1 / 4),
-    'jacobian': Measure(_plain(jacobian), lambda c: 200.0,
+    'jacobian': Measure(jacobian, lambda c: 200.0,
                         'norms and singular values of the Jacobian of each block and of the whole stack', share=1 / 64),
     'mean_jacobian': Measure(_heat_maps, lambda c: 10 * c.d_model / c.num_layers,
                              'token-averaged Jacobians of five layers (Figure 5)',
@@ -121,8 +149,8 @@ LOSS = {
 def _of_task(loss: str, **score) -> Measure:
   """A measure of LOSS with the score of a task in place of the loss; its keys begin with 'task_'."""
   row = LOSS[loss]
-  def run(config, params, batches, seed, score_fn):
-    found = row.run(config, params, batches, seed, score_fn=score_fn, **score)
+  def run(config, params, batches, *, seed, score_fn):
+    found = row.run(config, params, batches, seed=seed, score_fn=score_fn, **score)
     return {f'task_{key.removeprefix("layer_")}': value for key, value in found.items()}
   return dataclasses.replace(row, run=run, what=f'{row.what}; by the accuracy of --task', task=True)
 
@@ -136,21 +164,25 @@ MEASURES = LOSS | {
 
 
 def choose(names: Sequence[str], config: ModelConfig, task: bool = False) -> dict[str, Measure]:
-  """The measures called so, all of them for no names, in the table's order.
+  """The measures called so, in the table's order; for no names, and for 'all', every one that is not asked_only.
 
   Where there is a task and no name is of one of its measures, all of those are taken beside the others.
 
-  Raises UserError for an unknown one, and for one that was asked for and that the model is too shallow for, or that
-  lacks a task.
+  Raises UserError for an unknown one, and for one that was asked for and that the model is too shallow for, that lacks
+  a task, or that needs what is not installed.
   """
-  for name in names:
+  named = [name for name in names if name != 'all']
+  for name in named:
     if name not in MEASURES:
-      raise UserError(f'there is no measure {name!r}.{nearest(name, MEASURES)}')
+      raise UserError(f'there is no measure {name!r}.{nearest(name, [*MEASURES, "all"])}')
     if config.num_layers < MEASURES[name].least:
       raise UserError(f'{name} needs a model with {MEASURES[name].least} layers or more, this one has '
                       f'{config.num_layers}.')
     if MEASURES[name].task and not task:
       raise UserError(f'{name} needs a task: give --task=accuracy or --task=FILE.jsonl.')
+    MEASURES[name].ready()
   fits = {name: m for name, m in MEASURES.items() if config.num_layers >= m.least and (task or not m.task)}
-  named = any(MEASURES[name].task for name in names)
-  return {name: m for name, m in fits.items() if name in names or not (named if m.task else names)}
+  every = len(named) < len(names) or not names
+  all_of_task = every or not any(MEASURES[name].task for name in named)
+  return {name: m for name, m in fits.items()
+          if name in named or not m.asked_only and (all_of_task if m.task else every)}

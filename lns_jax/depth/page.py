@@ -15,6 +15,7 @@ p{margin:0 0 10px;max-width:74ch}.lead{font-size:1.1rem}.how{color:var(--soft)}
 ul.facts{margin:0 0 20px;padding-left:1.2em;max-width:74ch}
 .figures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,430px),1fr));gap:12px;margin-top:14px}
 figure{margin:0;padding:10px;border:1px solid var(--line);border-radius:8px;background:var(--card);color:#1f2429}
+figure.alone{grid-column:1/-1}
 figure svg{display:block;width:100%;max-width:480px;height:auto;margin:0 auto}
 .scroll{overflow-x:auto;margin:14px 0;border:1px solid var(--line);border-radius:8px}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;overflow-wrap:normal}
@@ -22,7 +23,8 @@ th,td{padding:6px 12px;text-align:right;white-space:nowrap;border-top:1px solid 
 thead th{border-top:0;background:var(--box)}
 tr>:first-child{position:sticky;left:0;background:var(--page);text-align:left;font-weight:500;
 white-space:normal;min-width:15em}thead tr>:first-child{background:var(--box)}
-@media (max-width:600px){th,td{padding:6px 8px}table{font-size:14px}tr>:first-child{min-width:0;width:42%}}
+@media (max-width:600px){th,td{padding:6px 8px;white-space:normal}table{font-size:14px}
+tr>:first-child{min-width:0;width:42%}}
 pre{margin:0;padding:12px;font:13px/1.5 ui-monospace,monospace;overflow-wrap:normal}
 summary{cursor:pointer;margin:14px 0 0}footer{margin-top:48px;border-top:1px solid var(--line)}
 """
@@ -67,9 +69,10 @@ def details(label: str, inner: str) -> str:
   return f'<details><summary>{text(label)}</summary>{inner}</details>'
 
 
-def section(title: str, how: str, found: Sequence[str], pictures: Sequence[str]) -> str:
-  """How to read some pictures, what was found here, and the pictures (SVG elements) themselves."""
-  shown = ''.join(f'<figure>{p}</figure>' for p in pictures)
+def section(title: str, how: str, found: Sequence[str], pictures: Sequence[tuple[str, bool]]) -> str:
+  """How to read some pictures, what was found here, and the pictures: SVG elements, and whether one stands alone."""
+  kind = lambda alone: ' class="alone"' if alone else ''
+  shown = ''.join(f'<figure{kind(alone)}>{p}</figure>' for p, alone in pictures)
   return (f'<section><h2>{text(title)}</h2>{paragraph(how, "how")}{"".join(map(paragraph, found))}'
           f'<div class="figures">{shown}</div></section>')
 

@@ -30,7 +30,8 @@ def project(config: ModelConfig, params, batches, *, method: str = 'pca', tokens
 
   Returns:
     'points' [len(at), N, 2] float64; the sign of each PCA axis is the one that turns least from the state before.
-    'sequence', 'position' [N]: where each token is in the sample; 'token' [N], its id, of a model of text.
+    'sequence', 'position' [N]: where each token is in the sample. Of a model of text 'token' [N], its id, and
+    'frequency' [N], the share of the real tokens that were read that have this id.
     'explained' [len(at), 2], with PCA alone: share of the variance along each axis.
 
   Raises:
@@ -43,14 +44,14 @@ def project(config: ModelConfig, params, batches, *, method: str = 'pca', tokens
     raise UserError(f"method is {method!r}; it is one of {', '.join(METHODS)}.")
   if not all(0 <= i <= L for i in at):
     raise UserError(f'states to project are 0..{L}, got {sorted(at)}.')
-  tsne = _tsne() if method == 'tsne' else None
+  maker = tsne() if method == 'tsne' else None
   states, where = _drawn(config, params, batches, tokens, per_sequence, tuple(at), seed)
   N = states.shape[1]
   if N < LEAST:
     raise UserError(f'a projection needs {LEAST} real tokens or more, the sample has {N}.')
   points, explained = map(np.stack, zip(*map(pca, states)))
-  if tsne:
-    fit = lambda x: tsne(perplexity=min(30, (N - 1) / 3), init='pca', random_state=seed).fit_transform(x)
+  if maker:
+    fit = lambda x: maker(perplexity=min(30, (N - 1) / 3), init='pca', random_state=seed).fit_transform(x)
     return {'points': np.stack([fit(x) for x in states]).astype(np.float64), **where}
   for before, after in zip(points, points[1:]):
     after *= np.where(np.sum(before * after, axis=0) < 0, -1, 1)
@@ -64,7 +65,8 @@ def pca(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return u[:, :2] * s[:2], np.square(s[:2]) / max(np.sum(np.square(s)), np.finfo(float).tiny)
 
 
-def _tsne():
+def tsne() -> type:
+  """scikit-learn's TSNE. Raises UserError without scikit-learn."""
   try:
     from sklearn.manifold import TSNE
   except ImportError:
@@ -80,14 +82,16 @@ def _states(config: ModelConfig, params, batch, at: tuple[int, ...]):
 
 
 def _drawn(config: ModelConfig, params, batches, tokens: int, per_sequence: int, at: tuple[int, ...], seed: int):
-  """(states [len(at), N, D] float64, {'sequence', 'position', 'token': [N]})."""
+  """(states [len(at), N, D] float64, {'sequence', 'position', 'token', 'frequency': [N]})."""
   rng, start, number = np.random.default_rng(seed), 0, 0
   states, where = [np.zeros((len(at), 0, config.d_model))], [np.zeros((2, 0), int)]
-  ids = []
+  ids, counts = [], np.zeros(config.vocab_size, int)
   for batch in batches:
     batch = {k: batch[k] for k in INPUTS if k in batch}
     found, mask, bad = jax.device_get(_states(config, params, batch, at))
     finite.check(config, params, bad, start)
+    if 'tokens' in batch:
+      counts += np.bincount(np.asarray(batch['tokens'])[mask > 0], minlength=config.vocab_size)
     for row, real in enumerate(mask > 0):
       some = np.sort(rng.permutation(np.flatnonzero(real))[:min(per_sequence, tokens - number)])
       number += len(some)
@@ -99,5 +103,8 @@ def _drawn(config: ModelConfig, params, batches, tokens: int, per_sequence: int,
     if number >= tokens:
       break
   sequence, position = np.concatenate(where, axis=1)
-  found = {'sequence': sequence, 'position': position} | ({'token': np.concatenate(ids)} if ids else {})
+  found = {'sequence': sequence, 'position': position}
+  if ids:
+    token = np.concatenate(ids)
+    found |= {'token': token, 'frequency': counts[token] / counts.sum()}
   return np.concatenate(states, axis=1), found

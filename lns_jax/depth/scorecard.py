@@ -2,19 +2,21 @@
 
 from collections.abc import Mapping
 
-from lns_jax.depth.findings import number
+from lns_jax.depth.findings import counted, number
+
+COUNTS = ('removable', 'prunable', 'effective_depth_kl')  # of layers
 
 # Key of depth.json -> heading. All have intervals.
 COLUMNS = {
-    'removable': 'removable one at a time at < 1 % loss',
-    'prunable': 'prunable together at < 1 % loss',
+    'removable': 'layers removable one at a time, loss up by < 1 %',
+    'prunable': 'layers removable together, loss up by < 1 %',
     'effective_depth_kl': 'effective depth (logit lens)',
     'last_third': 'share of the last third in the loss of removals',
 }
 
 
 def of(found: dict) -> dict:
-  """depth.json of a model -> {'layers', 'tokens', 'loss', and of each of COLUMNS that was measured [value, low, high]}."""
+  """depth.json of a model -> {'layers', 'tokens', 'loss', and of each measured one of COLUMNS [value, low, high]}."""
   card = {'layers': found['layers'], 'tokens': found['tokens'], 'loss': found.get('baseline')}
   for key in COLUMNS:
     if key in found:
@@ -26,8 +28,9 @@ def of(found: dict) -> dict:
 def _cell(card: dict, key: str) -> str:
   if key not in card:
     return '–'
-  plain = number if key == 'last_third' else '{:g}'.format  # the others count layers
-  value, low, high = ('–' if v is None else plain(v) for v in card[key])
+  if key in COUNTS:
+    return counted(*card[key])
+  value, low, high = map(number, card[key])
   return f'{value} ({low} to {high})'
 
 

@@ -5,22 +5,33 @@ losses of a summary), and where it needs them `histories`, a mapping from names 
 returns None where no model has what it shows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from lns_jax.depth import findings, page, plots
+from lns_jax.depth import findings, page, plots, plots_maps, plots_steps, svg
 from lns_jax.depth.findings import number
 from lns_jax.depth.plots import Band, Line, floats
 
 
+ANGLES = {  # how angular distances are shown -> what a reader has to know of it
+    'raw': 'Yellow cells near the bottom are layers that hardly turn the stream. Values are raw, on one scale for all '
+           'models; the paper stretches each row before drawing, so its colours cannot be compared with these.',
+    'percentile': 'Shown as the paper\'s code draws it: each row is cut at its 1st and 99th percentile and stretched '
+                  'to 0..1, so that yellow is the smallest angle of that row, however large, and neither rows nor '
+                  'models can be compared. The values in depth.json are raw.',
+}
+SHOWN_UPDATES = (0.1, 0.3, 0.6, 1.0)  # share of the logged updates at which variance is drawn by layer
+
+
 class Picture(NamedTuple):
-  """A figure and words for those who cannot see it."""
+  """A figure, words for those who cannot see it, and whether it stands in a row of its own."""
 
   figure: Figure
   label: str
+  alone: bool = False
 
 
 class Section(NamedTuple):
@@ -33,7 +44,8 @@ class Section(NamedTuple):
 
   def html(self) -> str:
     """As a part of a page."""
-    return page.section(self.title, self.how, self.found, [plots.svg(*picture) for picture in self.pictures])
+    return page.section(self.title, self.how, self.found,
+                        [(svg.element(p.figure, p.label), p.alone) for p in self.pictures])
 
 
 def band_of(found: dict, measure: str, scale=floats) -> Band | None:
@@ -70,17 +82,17 @@ def loss(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) -> Sec
   lines = {name: _series(histories.get(name, ()), 'loss') for name in models}
   points = {name: _series(histories.get(name, ()), 'val_loss') for name in models}
   unit, title = 'loss, nats per token', 'Loss'
-  pictures = [Picture(plots.over_steps(lines, unit, title=title, points={n: p for n, p in points.items() if p}),
-                        'Training and validation loss against optimizer updates')]
+  pictures = [Picture(plots_steps.over_steps(lines, unit, title=title, points={n: p for n, p in points.items() if p}),
+                      'Training and validation loss against optimizer updates')]
   how = ('Lines are the training loss of the logged batches, circles the loss on the validation split, in nats per '
          'token, against optimizer updates.')
   found, (reference, *others) = [], lines
   differences = {name: _difference(lines[name], lines[reference]) if name in others else None for name in lines}
   if any(differences.values()):
     how += f' The second picture subtracts {reference}\'s loss on the same batch: below zero is lower than {reference}.'
-    pictures.append(Picture(plots.over_steps(differences, 'difference, nats per token', zero=True,
-                                               title=f'Difference to {reference}, batch by batch'),
-                              f'Difference of the training loss to {reference}'))
+    pictures.append(Picture(plots_steps.over_steps(differences, 'difference, nats per token', zero=True,
+                                                   title=f'Difference to {reference}, batch by batch'),
+                            f'Difference of the training loss to {reference}'))
     found.append(_differences_found({name: line for name, line in differences.items() if line}, reference))
   return Section('Loss', how, found, pictures)
 
@@ -102,68 +114,89 @@ def _differences_found(differences: Mapping[str, Line], reference: str) -> str:
 
 
 def variance(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) -> Section | None:
-  """Output variance by layer at the end and at the start, and of each layer over training."""
+  """Output variance by layer, after training and at some updates, and of each layer over training."""
   series = {name: _series(histories.get(name, ()), 'variance') for name in models}
-  how = ('Variance over the hidden units of a token of the residual stream as it leaves each layer, before the final '
-         'norm, averaged over tokens (paper section 3, figures 4 and 9; "emb" is the embedding).')
+  logged = {name: line for name, line in series.items() if line}
+  measured = findings.with_measure(models, 'variance')
+  if not measured and not histories:
+    return None
+  how = ('How large the numbers are that layers hand on: the variance over the hidden units of a token, as the '
+         'residual stream leaves each layer and before the final norm, averaged over tokens (paper figures 4, 8 and '
+         '9). "emb" is the embedding, which enters the first layer. Where the stream grows, what a layer adds to it '
+         'weighs less and less.')
   found, pictures = [], []
-  if findings.with_measure(models, 'variance'):
-    how += ' "After training" is measured on the sample, with its 95% interval shaded.'
+  if measured:
+    how += ' "After training" is measured on the sample, its 95% interval shaded.'
     found = [findings.last_variance(models), findings.variance_growth(models)]
-    pictures.append(Picture(plots.by_layer(bands(models, 'variance'), ids_of(models, 'variance'),
-                                             'output variance', title='By layer, after training', embedding=True),
-                              'Output variance by layer after training, one line a model'))
-  if any(series.values()):
-    how += (' The other pictures are of training batches. "Over training" follows every layer, dark for the first and '
-            'bright for the last, dashed for the embedding; its axis is the same for all models.')
-    found.append(_peaks({name: line for name, line in series.items() if line}))
-    pictures += _variance_pictures(models, series)
-  elif histories:
+    pictures.append(Picture(plots.by_layer(bands(models, 'variance'), ids_of(models, 'variance'), 'output variance',
+                                           title='By layer, after training', embedding=True),
+                            'Output variance by layer after training, one line a model', alone=True))
+  if logged:
+    how += (' The other pictures are of training batches: "while training" has a line for each of a few updates, the '
+            'last the darkest; "over training" a line for each layer, dark for the first, bright for the last, dashed '
+            'for the embedding. Each kind has one axis for all models.')
+    found += _peaks(logged)
+    pictures += _while_training(models, logged) + _over_training(models, logged)
+  else:
     found.append('No variance was logged during training (train.layer_stats_every is 0).')
   return Section('Variance of the residual stream', how, found, pictures)
 
 
-def _variance_pictures(models: Mapping[str, dict], series: Mapping[str, Line | None]) -> list[str]:
-  logged = {name: line for name, line in series.items() if line}
-  ids = {name: models[name].get('layer_ids') or range(1, len(line.value[0])) for name, line in logged.items()}
-  start = {name: line and Band(line.value[0]) for name, line in series.items()}
-  first = min(line.steps[0] for line in logged.values())
+def _ids(models: Mapping[str, dict], name: str, line: Line) -> Sequence[int]:
+  """A diverged model has no measures, and so no list of its layers."""
+  return models[name].get('layer_ids') or range(1, len(line.value[0]))
+
+
+def _while_training(models: Mapping[str, dict], logged: Mapping[str, Line]) -> list[Picture]:
+  def spread(line):
+    rows = [i for i, row in enumerate(line.value) if np.isfinite(floats(row)).any()]
+    kept = sorted({rows[round(share * (len(rows) - 1))] for share in SHOWN_UPDATES}) if rows else []
+    return Line([line.steps[i] for i in kept], [line.value[i] for i in kept])
+  lines = {name: few for name, line in logged.items() if (few := spread(line)).steps}
+  shown = plots.limits(*(line.value for line in lines.values()))
+  return [Picture(plots_steps.by_layer_at_steps(*line, _ids(models, name, line), 'output variance', shown=shown,
+                                                title=f'{name}, while training'),
+                  f'Output variance by layer of {name} at some updates') for name, line in lines.items()]
+
+
+def _over_training(models: Mapping[str, dict], logged: Mapping[str, Line]) -> list[Picture]:
   shown = plots.limits(*(line.value for line in logged.values()))
-  pictures = [Picture(plots.by_layer(start, max(ids.values(), key=len), 'output variance',
-                                       title=f'By layer, at update {first:,}', embedding=True),
-                        f'Output variance by layer at update {first:,}, one line a model')]
-  for name, line in logged.items():
-    picture = plots.layers_over_steps(line.steps, line.value, ids[name], 'output variance', shown=shown,
-                                      title=f'{name}, over training')
-    pictures.append(Picture(picture, f'Output variance of each layer of {name} over training'))
-  return pictures
+  return [Picture(plots_steps.layers_over_steps(*line, _ids(models, name, line), 'output variance', shown=shown,
+                                                title=f'{name}, over training'),
+                  f'Output variance of each layer of {name} over training') for name, line in logged.items()]
 
 
-def _peaks(series: Mapping[str, Line]) -> str:
+def _peaks(series: Mapping[str, Line]) -> list[str]:
   def say(line):
     last = floats(line.value)[:, -1]
     top = int(np.nanargmax(last))
     return f'{number(last[top])} at update {line.steps[top]:,}'
   peaks = [f'{say(line)} in {name}' for name, line in series.items() if np.any(np.isfinite(floats(line.value)[:, -1]))]
-  return f'During training the highest logged variance of the last layer was {findings.listed(peaks)}.' if peaks else \
-      'During training no finite variance was logged.'
+  return [f'During training the highest logged variance of the last layer was {findings.listed(peaks)}.' if peaks else
+          'During training no finite variance was logged.']
 
 
-def angular(models: Mapping[str, dict]) -> Section | None:
-  """Heat maps of the angular distance, one colour scale for all."""
-  measured = findings.with_measure(models, 'angular')
+def angular(models: Mapping[str, dict], angles: str = 'raw', measure: str = 'angular') -> Section | None:
+  """Heat maps of the angular distance; angles: one of ANGLES. measure: 'angular', or 'angular_last' of last tokens."""
+  measured = findings.with_measure(models, measure)
   if not measured:
     return None
-  how = ('The colour of cell (l, n) is the angle between what enters layer l and what enters layer l + n, over pi, '
-         'averaged over tokens (paper eq. 1; figures 2, 3 and 7): 0 is the same direction, 0.5 a right angle. Yellow '
-         'cells near the bottom are layers that hardly turn the stream. Values are raw, on one scale for all models; '
-         'the paper stretches each row to 0..1 before drawing, so its colours are not comparable.')
-  found = [findings.halves(models, 'angular', 'the angle across one layer', across_one)]
-  top = plots.limits(*(found['angular'] for found in measured.values()))[1]
-  pictures = [Picture(plots.heat_map(found['angular'], found['layer_ids'], title=name, top=top),
-                        f'Heat map of the angular distances between the layers of {name}')
-              for name, found in measured.items()]
-  return Section('Angular distance', how, found, pictures)
+  last = ', last tokens' if measure == 'angular_last' else ''
+  tokens = 'the last tokens of the rows alone, as in the paper\'s code' if last else 'tokens'
+  how = ('Cell (l, n) is the angle between what enters layer l and what enters layer l + n, over pi, averaged over '
+         f'{tokens} (paper eq. 1; figures 2, 3 and 7): 0 is the same direction, 0.5 a right angle. {ANGLES[angles]}')
+  found = [findings.halves(models, measure, 'the angle across one layer', across_one)]
+  shown = {name: floats(found[measure]) for name, found in measured.items()}
+  top, label, words = plots.limits(*shown.values())[1], 'angular distance', ''
+  if angles == 'percentile':
+    shown = {name: plots_maps.by_row_percentile(values) for name, values in shown.items()}
+    top, label, words = 1.0, 'angle, stretched within its row', ', rows stretched'
+  words = last + words
+  pictures = [Picture(plots_maps.heat_map(values, measured[name]['layer_ids'], title=f'{name}{words}', top=top,
+                                          label=label),
+                      f'Heat map of the angular distances between the layers of {name}{words}')
+              for name, values in shown.items()]
+  return Section(f'Angular distance{last}', how, found, pictures)
 
 
 def removal(models: Mapping[str, dict]) -> Section | None:
@@ -179,8 +212,8 @@ def removal(models: Mapping[str, dict]) -> Section | None:
              for name, found in measured.items()}
   shown = plots.limits(*(values for band in percent.values() for values in band))
   pictures = [Picture(plots.removal_bars(percent[name], found['layer_ids'], index=list(models).index(name),
-                                           title=name, shown=shown),
-                        f'Rise of the loss when each layer of {name} is removed')
+                                         title=name, shown=shown),
+                      f'Rise of the loss when each layer of {name} is removed')
               for name, found in measured.items()]
   return Section('Removal of single layers', how, findings.removal(models), pictures)
 
@@ -195,11 +228,11 @@ def influence(models: Mapping[str, dict]) -> Section | None:
   ids = ids_of(models, 'block_influence')
   angles = {name: band_of(found, 'angular', across_one) for name, found in models.items()}
   pictures = [Picture(plots.by_layer(bands(models, 'block_influence'), ids, 'block influence',
-                                       title='Block influence'), 'Block influence by layer, one line a model'),
+                                     title='Block influence'), 'Block influence by layer, one line a model'),
               Picture(plots.by_layer(angles, ids, 'angular distance', title='Angle across one layer'),
-                        'Angular distance across one layer, one line a model')]
+                      'Angular distance across one layer, one line a model')]
   return Section('What each layer turns', how, [findings.halves(models, 'block_influence', 'block influence')],
-                      pictures)
+                 pictures)
 
 
 def branches(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) -> Section | None:
@@ -213,7 +246,7 @@ def branches(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) ->
       ids = max((models[name].get('layer_ids') or range(1, len(v['ratio']) + 1) for name, v in last.items()), key=len)
       pictures.append(Picture(plots.by_layer(curves, ids, 'branch / stream', title=f'What {words} adds'),
                               f'Size of what {words} adds, relative to the stream, by layer'))
-      found.append(findings.halves(last, 'ratio', f'what {words} adds'))
+      found.append(findings.halves(last, 'ratio', f'the size of what {words} adds'))
   if not pictures:
     return None
   on = 'sample' if findings.with_measure(models, 'attn_ratio') else 'training batch of the last logged update'

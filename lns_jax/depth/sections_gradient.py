@@ -29,8 +29,8 @@ def gradients(models: Mapping[str, dict]) -> Section | None:
               for measure, (title, unit) in _CURVES.items()]
   how = ('Gradients of a sequence\'s loss, averaged over sequences, 95% intervals shaded: of a layer\'s parameters, of '
          'the stream that enters each layer ("emb" is what enters the first), the first-order change of the loss '
-         'without the layer\'s parameters (|theta . g|, Molchanov et al., arXiv 1906.10771), and the stable rank of the '
-         'gradients of its matrices: near 1, all tokens pull the same way.')
+         'without the layer\'s parameters (|theta . g|, Molchanov et al., arXiv 1906.10771), and the stable rank of '
+         'the gradients of its matrices: near 1, all tokens pull the same way.')
   share = lambda found: ' / '.join(f'{100 * v:.0f}%' for v in floats(found['taylor_thirds']))
   said = findings.listed([f'{share(found)} in {name}' for name, found in measured.items()])
   return Section('Gradients', how, [f'Taylor importance of the first, middle and last third of the layers: {said}.'],
@@ -52,7 +52,8 @@ def decrease(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) ->
          'front of a weight makes it smaller without making the layer idle.')
   said = findings.listed([f'{number(100 * v.mean(axis=0)[-max(v.shape[1] // 3, 1):].sum())}% in {name}'
                           for name, v in logged.items()])
-  return Section('Who brings the decrease of the loss', how, [f'The last third of the layers brings {said}.'], [picture])
+  return Section('Who brings the decrease of the loss', how, [f'The last third of the layers brings {said}.'],
+                 [picture])
 
 
 def _shares(records: list[dict]) -> np.ndarray | None:

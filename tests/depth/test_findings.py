@@ -48,6 +48,18 @@ def test_removable_layers_are_those_below_one_percent_of_the_models_own_loss():
   assert dearest == 'The layer that costs most is layer 7 (+10.0%) in x.'  # by its own number, not its position
 
 
+def test_task_accuracy_counts_cheap_layers_and_says_when_the_model_guesses():
+  def found(low, chance):
+    return {'layers': 3, 'task_baseline': 0.4, 'task_drop': [-0.2, -0.009, 0.01], 'task': {'chance': chance},
+            'intervals': {'task_baseline': {'low': low, 'high': 0.5}}}
+  said = findings.task({'x': found(0.3, 0.25)})
+  assert said == ('x is right on 40.0% (30.0 to 50.0), and 2 of its 3 layers, taken out one at a time, cost it less '
+                  'than one percentage point. Guessing would be right on 25.0%.')
+  both = findings.task({'x': found(0.2, 0.25), 'y': found(0.3, 0.25)})
+  assert both.endswith(' x cannot be told from guessing, so that no layer of it can be seen to matter.')
+  assert 'uessing' not in findings.task({'x': found(0.2, None)})
+
+
 def test_last_variance_ratio_and_growth():
   schemes = {'x': {'variance': [0.5, 2.0, 20.0]}, 'y': {'variance': [0.5, 2.0, 4.0]}, 'z': {'diverged': True}}
   assert findings.last_variance(schemes) == (
@@ -59,3 +71,33 @@ def test_last_variance_ratio_and_growth():
 def test_halves_are_medians_and_the_middle_layer_belongs_to_the_first():
   said = findings.halves({'x': {'m': [9.0, 1.0, 2.0, 5.0, None]}}, 'm', 'm')
   assert said.endswith('m goes from 2.00 to 5.00 in x.')
+
+
+def test_a_count_of_layers_has_whole_ends():
+  assert findings.counted(7.0, 5.0, 7.525) == '7 (5 to 8)' and findings.counted(3.0, 1.9, 3.0) == '3 (1 to 3)'
+  assert findings.counted(3.0, None, None) == '3' and findings.counted(None, None, None) == '–'
+
+
+def _prunable(**measured):
+  ends = {key: {'low': value - 1, 'high': value + 0.5} for key, value in measured.items()}
+  return {'layers': 16, **measured, 'intervals': ends}
+
+
+def test_the_headline_says_how_many_layers_could_go_alone_and_together():
+  models = {'x': _prunable(removable=12.0, prunable=4.0), 'y': _prunable(removable=14.0), 'z': _prunable(prunable=2.0)}
+  assert findings.headline(models | {'w': _prunable()}) == (
+      'At less than 1% more loss, and without any retraining, x can lose any one of 12 (11 to 13) of its 16 layers, or 4 '
+      '(3 to 5) of them together; y can lose any one of 14 (13 to 15) of its 16 layers; z can lose 2 (1 to 3) of its 16 '
+      'layers together.')
+  assert findings.headline({'w': _prunable()}) == ''
+
+
+def test_what_a_quarter_and_half_of_the_layers_cost_together():
+  rise = [0.01, -0.02, 0.04, 0.4]
+  found = {'layers': 5, 'prune_baseline': 4.0, 'prune_rise': rise, 'intervals': {
+      'prune_rise': {'low': [v - 0.02 for v in rise], 'high': [v + 0.04 for v in rise]}}}
+  # A quarter of 5 layers is one, 0.01 of 4 nats; half are two, -0.02 of 4 nats.
+  assert findings.together({'x': found, 'y': {'layers': 5}}) == (
+      'Rise of the loss when the layers that cost least are taken out together: '
+      'in x +0.2% (-0.2 to +1.2) without 1, -0.5% (-1.0 to +0.5) without 2.')
+  assert findings.together({'x': found | {'layers': 3}}) == ''

@@ -41,6 +41,15 @@ def test_points_are_of_the_tokens_that_are_named():
     np.testing.assert_allclose(found['explained'][i], explained)
 
 
+def test_a_frequency_is_a_share_of_the_real_tokens_that_were_read():
+  config = model(**SMALL)
+  tokens = np.array([[3, 3, 3, 5, 7, 7], [3, 5, 0, 0, 0, 0]], np.int32)
+  b = {'tokens': tokens, 'segment_ids': np.array([[1] * 6, [1] * 2 + [0] * 4], np.int32)}
+  found = project(config, params(config), [b], at=(0,))
+  share = {3: 4 / 8, 5: 2 / 8, 7: 2 / 8}  # 3 x 4, 5 x 2, 7 x 2 of 8 real tokens; the 0s are padding
+  np.testing.assert_allclose(found['frequency'], [share[t] for t in found['token']])
+
+
 def test_axes_do_not_flip_from_one_state_to_the_next():
   config = model(**SMALL, num_layers=4)
   points = project(config, params(config), [batch(vocab=40)])['points']

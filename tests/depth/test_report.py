@@ -4,10 +4,11 @@ import functools
 import html
 import re
 
+import numpy as np
 import pytest
 import report_cases
 
-from lns_jax.depth import report
+from lns_jax.depth import plots_maps, report, sections
 
 NASTY = '<b>$a_b$ & "q"</b>'
 MANY = ('pre', 'post', 'lns', 'branch_lns', 'lns_before', 'lns_after_sum', 'res_norm', 'sandwich', 'peri', 'deepnorm',
@@ -27,12 +28,12 @@ ALL = ['Loss', 'Variance of the residual stream', 'Angular distance', 'Removal o
        'What each layer turns', 'Residual branches', 'What was run', 'How to go on']
 
 
-@pytest.mark.parametrize('names, L, pictures', [(('pre', 'lns'), 4, 14), (('only',), 2, 10), (('a', 'b', 'c'), 5, 17)])
+@pytest.mark.parametrize('names, L, pictures', [(('pre', 'lns'), 4, 15), (('only',), 2, 10), (('a', 'b', 'c'), 5, 19)])
 def test_every_model_has_its_pictures(names, L, pictures):
   page = _render(names, L)
   assert _titles(page) == ALL
-  # Loss, two of variance, two of influence, two of branches; the difference of several; and three a model.
-  assert page.count('<svg') == page.count('<figure>') == pictures
+  # Loss, variance, two of influence, two of branches; the difference of several; and four a model.
+  assert page.count('<svg') == page.count('<figure') == pictures
 
 
 @pytest.mark.slow
@@ -54,6 +55,36 @@ def test_when_all_diverge_what_was_logged_is_still_shown():
   page = _render(diverged=('pre', 'lns'))
   assert 'No model reached the end of its training.' in page
   assert _titles(page) == ['Loss', 'Variance of the residual stream', 'Residual branches', *ALL[-2:]]
+
+
+def test_variance_by_layer_is_drawn_at_a_few_updates_of_the_run():
+  page = _render()  # logged at updates 1, 11, ..., 191: a tenth, three and six tenths of the way, and the last
+  assert sorted(set(re.findall(r'>update ([0-9]+)</text>', page)), key=int) == ['21', '61', '111', '191']
+  assert 'Output variance by layer of lns at some updates' in page
+
+
+def test_updates_without_a_finite_value_are_not_drawn():
+  summary, histories = report_cases.make(('pre',))
+  rows = [r for r in histories['pre'] if 'variance' in r]
+  for record in rows[1:]:
+    record['variance'] = [None] * 5
+  page = report.render(summary, histories, 'runs/it')
+  assert set(re.findall(r'>update ([0-9]+)</text>', page)) == {'1'}
+  rows[0]['variance'] = [None] * 5
+  assert '>update ' not in report.render(summary, histories, 'runs/it')
+
+
+def test_stretched_angles_are_named_where_they_are_drawn():
+  models = report_cases.make()[0]['schemes']
+  raw, stretched = (sections.angular(models, angles) for angles in ('raw', 'percentile'))
+  for section, words in ((raw, 'Values are raw'), (stretched, '1st and 99th percentile')):
+    assert words in section.how and section.found == raw.found
+  for section, label, top in ((raw, 'angular distance', None), (stretched, 'angle, stretched within its row', 1.0)):
+    image_axes, bar_axes = section.pictures[0].figure.axes
+    assert bar_axes.get_ylabel() == label and (top is None or image_axes.images[0].get_clim() == (0, top))
+  assert stretched.pictures[0].figure.axes[0].get_title('left') == 'pre, rows stretched'
+  np.testing.assert_array_equal(stretched.pictures[1].figure.axes[0].images[0].get_array().filled(np.nan),
+                                plots_maps.by_row_percentile(models['lns']['angular']))
 
 
 def test_without_layer_statistics_the_report_says_so():

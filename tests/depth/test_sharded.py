@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from lns_jax import diagnose, sharding
+from lns_jax import samples, sharding
 from lns_jax.config import MeshConfig
 from lns_jax.depth import measures
 from lns_jax.depth.estimate import Estimate
@@ -23,7 +23,7 @@ def found(kind: str, settings: MeshConfig, devices: int) -> dict:
   rows = [{k: v[i] for k, v in b.items()} for i in range(10)]
   with sharding.use(mesh):
     placed = jax.device_put(params(CONFIG), sharding.params(mesh, CONFIG))
-    return measures.LOSS[kind].run(CONFIG, placed, diagnose.Batches(rows, mesh), 0)
+    return measures.LOSS[kind].run(CONFIG, placed, samples.Batches(rows, mesh), seed=0)
 
 
 alone = functools.cache(lambda kind: found(kind, MeshConfig(), 1))

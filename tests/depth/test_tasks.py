@@ -100,7 +100,8 @@ def test_accuracy_counts_the_targets_of_the_loss():
   def share(config, p):
     z = forward(config, p, b['tokens'], segment_ids=b['segment_ids'])
     return float(np.mean((z.argmax(-1) == b['targets'])[real]))
-  assert found['baseline'].tokens == real.sum() and found['baseline'].value == pytest.approx(share(config, p), abs=1e-12)
+  assert found['baseline'].tokens == real.sum()
+  assert found['baseline'].value == pytest.approx(share(config, p), abs=1e-12)
   without = [share(*lns_jax.remove_layers(config, p, [l])) - share(config, p) for l in config.layer_ids]
   np.testing.assert_allclose(found['layer_drop'].value, without, atol=1e-12)
   assert found.keys() == {'baseline', 'layer_drop'}  # 'removable' and 'last_third' are about the loss

@@ -1,0 +1,124 @@
+"""What a model is measured on: rows of its own validation split or of any text, questions of a task, as batches."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from lns_jax import config as config_lib
+from lns_jax import sharding
+from lns_jax.config import ModelConfig
+from lns_jax.data import choices
+from lns_jax.data import dataset as dataset_lib
+from lns_jax.data import sample as sample_lib
+from lns_jax.depth import tasks
+from lns_jax.depth.interventions import ScoreFn
+from lns_jax.errors import UserError
+from lns_jax.interop.load import load_run_config
+from lns_jax.train.evaluate import place
+
+BATCH_TOKENS = 4096  # positions whose states exist at a time
+LEAST_ROWS = 16  # of a measure's part of the sample: an interval over fewer sequences says little
+LEAST_QUESTIONS = 256  # of it too: the interval of an accuracy is then at most 6 points to either side
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+  """Rows that a model is measured on.
+
+  words: what a report calls them. hash: of the text or images behind them. group: this many rows in turn belong
+  together. least: groups of the smallest part.
+  """
+
+  rows: list[dict[str, np.ndarray]]
+  words: str
+  hash: str
+  group: int = 1
+  least: int = LEAST_ROWS
+
+  def part(self, share: float) -> list[dict[str, np.ndarray]]:
+    """The first groups: that share of them, but not too few for an interval."""
+    groups = len(self.rows) // self.group
+    return self.rows[:self.group * max(round(share * groups), min(self.least, groups))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A score and the rows that it is taken on. about: what depth.json says of it."""
+
+  score_fn: ScoreFn
+  sample: Sample
+  about: dict
+
+
+def size(rows: list[dict[str, np.ndarray]]) -> dict[str, int]:
+  """Rows, and of text the tokens in them that are not padding."""
+  return {'rows': len(rows)} | ({'tokens': sum(map(sample_lib.size, rows))} if 'segment_ids' in rows[0] else {})
+
+
+class Batches:
+  """Rows as batches on a mesh, as often as they are asked for; rows of padding fill the last one. `tick`: after each.
+
+  group: this many rows in turn are in one batch, and on one device.
+  """
+
+  def __init__(self, rows: list[dict], mesh, group: int = 1):
+    parts = sharding.batch_parts(mesh)
+    positions = group * max(np.size(v) for v in rows[0].values())
+    groups = min(max(1, BATCH_TOKENS // positions), len(rows) // group)
+    self._rows, self._size, self._mesh, self.tick = rows, -(-groups // parts) * parts * group, mesh, lambda: None
+
+  def __len__(self) -> int:
+    return -(-len(self._rows) // self._size)
+
+  def __iter__(self) -> Iterator[dict]:
+    for start in range(0, len(self._rows), self._size):
+      rows = self._rows[start:start + self._size]
+      rows = rows + [{k: np.zeros_like(v) for k, v in rows[0].items()}] * (self._size - len(rows))
+      yield place(self._mesh, {k: np.stack([row[k] for row in rows]) for k in rows[0]})
+      self.tick()
+
+
+def open_sample(path: str, config: ModelConfig, tokenizer, text: str, tokens: int, seq_len: int) -> Sample:
+  """Rows of `text`, or of the run's own validation split."""
+  _, run = load_run_config(path)
+  if text and tokenizer is None:
+    raise UserError(f'{path} is a model of images, which has no use for --text; it is measured on its own images.')
+  if seq_len > run.data.seq_len:
+    raise UserError(f'--seq_len={seq_len} is longer than the {run.data.seq_len} positions that {path} was trained with.')
+  if text or seq_len:
+    data = config_lib.changed(run, {'data': {'source': text or run.data.source,
+                                             'seq_len': seq_len or run.data.seq_len}}).data
+    rows, digest, broken = sample_lib.rows(data, tokenizer, tokens)
+    words = f'{len(rows)} rows of {data.source}' + (f', {broken} documents of which are not UTF-8' if broken else '')
+  else:
+    dataset = dataset_lib.open(run)
+    rows = sample_lib.drawn(dataset, 'validation', tokens)
+    digest, words = dataset.hash, f'{len(rows)} rows drawn from the validation split'
+  if tokenizer is not None:
+    words += f', {size(rows)["tokens"]:,} tokens'
+  return Sample(rows, words, digest)
+
+
+def open_task(path: str, config: ModelConfig, tokenizer, task: str, sample: Sample) -> Task | None:
+  """The task that was asked for, if any."""
+  if not task:
+    return None
+  if task == 'accuracy':
+    what = f'top-1 accuracy of {"classes" if config.family == "vit" else "the next token"} on {sample.words}'
+    return Task(tasks.accuracy, sample, {'name': task, 'what': what, 'hash': sample.hash, 'chance': None})
+  if config.family != 'decoder':
+    raise UserError(f'{path} is a model of images, which answers no questions; --task=accuracy is its task.')
+  if tokenizer is None:
+    raise UserError(f'{path} has no tokenizer, which --task={task} needs; --task=accuracy needs none.')
+  if not pathlib.Path(task).expanduser().is_file():
+    raise UserError(f"--task={task} is neither 'accuracy' nor a file of questions, one JSON object a line.")
+  _, run = load_run_config(path)
+  found = choices.read(task, tokenizer, run.data.seq_len, bos=tokenizer.bos_id if run.data.add_bos else None)
+  name = pathlib.Path(task).stem
+  what = f'accuracy over {len(found):,} questions of {name} with {found.choices} choices at most'
+  what += f', {found.cut:,} of which had their context cut' if found.cut else ''
+  return Task(tasks.choice(found.choices), Sample(found.rows, what, found.hash, found.choices, LEAST_QUESTIONS),
+              {'name': name, 'what': what, 'hash': found.file_hash, 'chance': found.chance, 'questions': len(found),
+               'choices': found.choices, 'cut': found.cut})
