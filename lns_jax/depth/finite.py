@@ -28,7 +28,8 @@ def check(config: ModelConfig, params, positions: np.ndarray, sequences: int):
   state = int(np.argmax(bad.any(axis=0)))
   row = int(np.argmax(bad[:, state]))
   place = f'layer {config.layer_ids[state - 1]}' if state else 'the embedding'
-  raise UserError(f'the output of {place} is not finite at token {positions[row, state]} of sequence {sequences + row}.')
+  where = f'token {positions[row, state]} of sequence {sequences + row}'
+  raise UserError(f'the output of {place} is not finite at {where}.')
 
 
 def check_weights(params, model: str = ''):

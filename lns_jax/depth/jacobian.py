@@ -18,7 +18,7 @@ import numpy as np
 from lns_jax.config import ModelConfig
 from lns_jax.depth import finite, walk
 from lns_jax.depth.estimate import Estimate, Mean
-from lns_jax.depth.spectral import Linear, check_probes, enough, mean_over_probes, singular, squares
+from lns_jax.depth.spectral import Linear, bidiagonal, check_probes, enough, mean_over_probes, singular, squares
 from lns_jax.depth.states import INPUTS, keys_of
 from lns_jax.errors import UserError
 from lns_jax.layers import attention
@@ -85,8 +85,8 @@ def numbered(batches):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))
-def _sizes(config: ModelConfig, params, batch, seed, first, iterations: int, probes: int) -> dict[str, jax.Array]:
-  """[B], [B, L] or [B, L, len(LEVELS)] each: singular values, residuals, squared norms; and 'entries' [B], n D."""
+def _sizes(config: ModelConfig, params, batch, seed, first, iterations: int, probes: int) -> dict:
+  """Squared norms [B, L]; 'entries' n D [B]; bidiagonal matrices: of J and J - I in 'blocks' [L, 2, B], 'stack' [B]."""
   s = Streams.of(config, params, batch)
   L, (B, *shape) = config.num_layers, s.before.shape[1:]
   keys, m = keys_of(seed, first, B), enough(probes, shape[0] * shape[1])
@@ -98,16 +98,23 @@ def _sizes(config: ModelConfig, params, batch, seed, first, iterations: int, pro
       u = J.push(z)
       return jnp.stack([squares(u), squares(u - z)])
     frobenius = mean_over_probes(moved, flips, m)
-    of = jax.lax.map(lambda share: singular(J.less(share), start, iterations), jnp.arange(2, dtype=start.dtype))
-    return {'spectral': of.largest[0], 'distance_spectral': of.largest[1], 'spectral_residual': of.residual[0],
-            'distance_spectral_residual': of.residual[1], 'spectrum': of.quantiles[0],
-            'frobenius': frobenius[0], 'distance': frobenius[1]}
-  found = jax.lax.map(of_block, jnp.arange(L))
-  found['suffix_frobenius'] = mean_over_probes(lambda z: s.pulls(z, squares)[1], flips, m)
-  whole = singular(s.stack(), start, iterations)
-  return {**{name: jnp.swapaxes(v, 0, 1) for name, v in found.items()}, 'end_to_end': whole.largest,
-          'end_to_end_residual': whole.residual, 'end_to_end_spectrum': whole.quantiles,
-          'entries': jnp.sum(s.real, axis=(1, 2)) * shape[1]}
+    of = jax.lax.map(lambda share: bidiagonal(J.less(share), start, iterations), jnp.arange(2, dtype=start.dtype))
+    return of, {'frobenius': frobenius[0], 'distance': frobenius[1]}
+  blocks, norms = jax.lax.map(of_block, jnp.arange(L))
+  norms['suffix_frobenius'] = mean_over_probes(lambda z: s.pulls(z, squares)[1], flips, m)
+  return {**{name: v.T for name, v in norms.items()}, 'entries': jnp.sum(s.real, axis=(1, 2)) * shape[1],
+          'blocks': blocks, 'stack': bidiagonal(s.stack(), start, iterations)}
+
+
+def _with_singular(found: dict) -> dict[str, np.ndarray]:
+  """What `_sizes` found, with singular values in place of bidiagonal matrices: [B, ...] each."""
+  blocks, stack = singular(found.pop('blocks')), singular(found.pop('stack'))
+  by_row = lambda v, share: np.swapaxes(v[:, share], 0, 1)
+  return found | {
+      'spectral': by_row(blocks.largest, 0), 'distance_spectral': by_row(blocks.largest, 1),
+      'spectral_residual': by_row(blocks.residual, 0), 'distance_spectral_residual': by_row(blocks.residual, 1),
+      'spectrum': by_row(blocks.quantiles, 0), 'end_to_end': stack.largest, 'end_to_end_residual': stack.residual,
+      'end_to_end_spectrum': stack.quantiles}
 
 
 FROBENIUS = ('frobenius', 'distance', 'suffix_frobenius')
@@ -132,7 +139,7 @@ def jacobian(config: ModelConfig, params, batches, *, iterations: int = ITERATIO
   singular value. A row of several documents is one sequence; none of them acts on another.
 
   Args:
-    iterations: of `spectral.singular`, two products each; the residuals say how far it came.
+    iterations: of `spectral.bidiagonal`, two products each; the residuals say how far it came.
     probes: random vectors a sequence of the Frobenius norms, a power of two; exact where there are T D or more.
     seed: of the probes, the starts and the bootstrap.
 
@@ -155,10 +162,10 @@ def jacobian(config: ModelConfig, params, batches, *, iterations: int = ITERATIO
     raise UserError(f'iterations is {iterations}, but it must be 1 or more.')
   params, means = layout.stack(params, config), collections.defaultdict(lambda: Mean(seed))
   for first, batch in numbered(batches):
-    found = jax.device_get(_sizes(config, params, batch, seed, first, iterations, probes))
+    found = _with_singular(jax.device_get(_sizes(config, params, batch, seed, first, iterations, probes)))
     _check(config, params, found, first)
     entries = found.pop('entries')
-    found['spectral_product'] = np.prod(found['spectral'].astype(np.float64), axis=1)
+    found['spectral_product'] = np.prod(found['spectral'], axis=1)
     for name, values in found.items():
       means[name].add(values, entries if name in FROBENIUS else entries > 0)
   if not means:

@@ -64,7 +64,7 @@ def _states(config: ModelConfig, params, batch):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _errors(config: ModelConfig, params, batch, keep_B, maps):
-  """(squared error of the maps, squared distance from the fitted mean) of each row and layer [B, L], `finite.first_bad`."""
+  """(squared error of the maps, that of the fitted mean) of each row and layer [B, L], and `finite.first_bad`."""
   states, mask_BT, bad = _states(config, params, batch)
   w_BT = mask_BT * keep_B[:, None]
   total = lambda v: jnp.sum(w_BT * jnp.sum(jnp.square(v), axis=-1), axis=-1)

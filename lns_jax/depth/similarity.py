@@ -91,8 +91,8 @@ def cka(config: ModelConfig, params, batches, *, size: int = 256, together: int 
   Args:
     size: tokens of a mini-batch, at most.
     together: sequences whose tokens are mixed into the same mini-batches, so that these do not see one document each.
-      Of a batch every G-th one, G = ceil(rows / together), rows of padding aside. They are what the interval resamples; a sample of `together`
-      or fewer sequences has none to speak of.
+      Of a batch every G-th one, G = ceil(rows / together), rows of padding aside. They are what the interval resamples;
+      a sample of `together` or fewer sequences has none to speak of.
 
   Returns 'cka' [L + 1, L + 1], the embedding first; NaN for a state that is the same for all tokens.
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lns_jax.errors import UserError
 
@@ -27,16 +28,23 @@ def squares(v: jax.Array) -> jax.Array:
   return jnp.sum(jnp.square(v), axis=(1, 2))
 
 
+class Bidiagonal(typing.NamedTuple):
+  """Of each row's map the k entries on the diagonal and the k above it, the last of them outside: [..., k]."""
+
+  diagonal: jax.Array
+  above: jax.Array
+
+
 class Singular(typing.NamedTuple):
-  """Of each row's singular values: the largest [B], its residual [B], the quantiles at LEVELS [B, len(LEVELS)]."""
+  """Of each row's singular values: the largest [...], its residual [...], quantiles at LEVELS [..., len(LEVELS)]."""
 
-  largest: jax.Array
-  residual: jax.Array
-  quantiles: jax.Array
+  largest: np.ndarray
+  residual: np.ndarray
+  quantiles: np.ndarray
 
 
-def singular(of: Linear, start: jax.Array, iterations: int) -> Singular:
-  """Singular values by Golub-Kahan-Lanczos bidiagonalisation, one push and one pull an iteration.
+def bidiagonal(of: Linear, start: jax.Array, iterations: int) -> Bidiagonal:
+  """Golub-Kahan-Lanczos bidiagonalisation of each row's map [B, iterations], one push and one pull an iteration.
 
   This is power iteration on J^T J that keeps the lengths it meets: for the same products it sees the largest singular
   value on all of the Krylov space instead of on its last vector. Nothing is orthogonalised again, so that memory does
@@ -44,12 +52,6 @@ def singular(of: Linear, start: jax.Array, iterations: int) -> Singular:
 
   Args:
     start: [B, T, D], Gaussian: a vector at right angles to the largest direction would never find it.
-
-  Returns:
-    largest: a lower bound in exact arithmetic. residual: of its singular vectors, relative; a true singular value is
-    within this share of `largest`, and once it is small the error is of its square.
-    quantiles: of all n D singular values, by Gauss quadrature (stochastic Lanczos, Ubaru et al. 2017): right to the
-    distance between neighbouring nodes, of which there are `iterations`.
   """
   size = lambda v: jnp.sqrt(squares(v))[:, None, None]
   over = lambda v, s: v / jnp.where(s > 0, s, 1)
@@ -63,12 +65,34 @@ def singular(of: Linear, start: jax.Array, iterations: int) -> Singular:
     return (over(v, beta), u, beta), (alpha[:, 0, 0], beta[:, 0, 0])
   first = (over(start, size(start)), jnp.zeros_like(start), jnp.zeros_like(start[:, :1, :1]))
   _, (alphas, betas) = jax.lax.scan(iterate, first, length=iterations)
-  bidiagonal = jax.vmap(lambda a, b: jnp.diag(a) + jnp.diag(b[:-1], 1), in_axes=1)(alphas, betas)
-  left, values, right = jnp.linalg.svd(bidiagonal)
-  residual = over(betas[-1] * jnp.abs(left[:, -1, 0]), values[:, 0])
-  below = jnp.cumsum(jnp.square(right[:, ::-1, 0]), axis=1)
-  at = jnp.sum(below[:, :, None] < jnp.array(LEVELS, below.dtype), axis=1)
-  return Singular(values[:, 0], residual, jnp.take_along_axis(values[:, ::-1], at, axis=1))
+  return Bidiagonal(alphas.T, betas.T)
+
+
+def singular(found: Bidiagonal) -> Singular:
+  """Singular values of the maps behind bidiagonal matrices; NaN for one that is not finite.
+
+  On the host, in float64: these matrices are small, and jaxlib's own SVD of a batch of them, on several CPU devices
+  at once, waits forever for threads that wait as well.
+
+  Returns:
+    largest: a lower bound in exact arithmetic. residual: of its singular vectors, relative; a true singular value is
+    within this share of `largest`, and once it is small the error is of its square.
+    quantiles: of all n D singular values, by Gauss quadrature (stochastic Lanczos, Ubaru et al. 2017): right to the
+    distance between neighbouring nodes, of which there are `iterations`. Rounding of the products, amplified, moves
+    quantiles and residuals by percents.
+  """
+  diagonal, above = (np.asarray(v, np.float64) for v in found)
+  sound = np.isfinite(diagonal + above).all(axis=-1, keepdims=True)
+  diagonal, above = np.where(sound, diagonal, 0), np.where(sound, above, 0)
+  k = diagonal.shape[-1]
+  left, values, right = np.linalg.svd(np.eye(k) * diagonal[..., None] + np.eye(k, k=1) * above[..., None])
+  largest = values[..., 0]
+  residual = above[..., -1] * np.abs(left[..., -1, 0]) / np.where(largest > 0, largest, 1)
+  below = np.cumsum(np.square(right[..., ::-1, 0]), axis=-1)
+  at = np.sum(below[..., None] < np.array(LEVELS), axis=-2)
+  quantiles = np.take_along_axis(values[..., ::-1], np.minimum(at, k - 1), axis=-1)
+  blank = lambda v: np.where(sound if v.ndim == sound.ndim else sound[..., 0], v, np.nan)
+  return Singular(*map(blank, (largest, residual, quantiles)))
 
 
 def enough(probes: int, n: int) -> int:

@@ -61,7 +61,7 @@ def ranks(g):
 
 @pytest.mark.parametrize('settings', [
     dict(scheme='lns'), dict(scheme='mix', num_layers=2, mix_fraction=0.5, bias='all', loop='unrolled'),
-    dict(scheme='gpas', removed=2)], ids=lambda s: s['scheme'])
+    pytest.param(dict(scheme='gpas', removed=2), marks=pytest.mark.slow)], ids=lambda s: s['scheme'])
 def test_every_measure_is_that_of_each_sequences_gradient(settings):
   settings = dict(settings)
   removed = settings.pop('removed', None)

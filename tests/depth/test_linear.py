@@ -77,7 +77,8 @@ def rows(b, part):
 
 @pytest.mark.parametrize('changes, split', [
     (dict(loop='scan', scheme='mix', mix_fraction=0.5), lambda b: [b]),  # every other row of an only batch
-    (dict(scheme='lns', layer_ids=(1, 4, 5), depth=6), lambda b: [rows(b, 0), rows(b, 1)])], ids=['mix', 'lns'])
+    pytest.param(dict(scheme='lns', layer_ids=(1, 4, 5), depth=6), lambda b: [rows(b, 0), rows(b, 1)],
+                 marks=pytest.mark.slow)], ids=['mix', 'lns'])
 def test_each_layer_is_replaced_by_the_fit_of_the_other_half(changes, split):
   config = rebuilt(model(**SMALL), **changes)
   p, b = params(config), batch(vocab=40, rows=16)

@@ -23,7 +23,10 @@ def loss_of_order(config, p, b, order):
   return float(jnp.sum(loss.token_losses(transformer.head(config, p, x), b['targets'], w)) / jnp.sum(w))
 
 
-@pytest.mark.parametrize('scheme', ['lns', 'post', 'mix'])
+SLOW = dict(marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize('scheme', [pytest.param('lns', **SLOW), pytest.param('post', **SLOW), 'mix'])
 def test_limits_and_swaps(scheme):
   config, b = model(scheme=scheme, num_layers=4, mix_fraction=0.5), batch()
   p = params(config)

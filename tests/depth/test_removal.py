@@ -30,7 +30,8 @@ def silenced(config, p, layer, sub):
   return layout.native(p | {'layers': p['layers'] | {layer: block}}, config)
 
 
-@pytest.mark.parametrize('scheme', ['pre', 'lns', 'mix', 'deepnorm'])
+@pytest.mark.parametrize('scheme', [pytest.param('pre', marks=pytest.mark.slow), 'lns', 'mix',
+                                    pytest.param('deepnorm', marks=pytest.mark.slow)])
 def test_the_rise_is_that_of_the_model_without_the_layer(scheme):
   config, b = model(scheme=scheme, num_layers=4, mix_fraction=0.5), batch()
   p = params(config)
@@ -41,8 +42,10 @@ def test_the_rise_is_that_of_the_model_without_the_layer(scheme):
   np.testing.assert_allclose(found['layer_drop'].value, expected, atol=2e-6)
 
 
-@pytest.mark.parametrize('scheme', ['pre', 'lns', 'peri'])
-@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
+@pytest.mark.parametrize('scheme, loop', [
+    ('lns', 'scan'), ('peri', 'unrolled'),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ('pre', 'scan'), ('peri', 'scan'), ('pre', 'unrolled'), ('lns', 'unrolled')))])
 def test_a_layer_that_does_nothing_costs_exactly_nothing(scheme, loop):
   """Known fault R4."""
   config = model(scheme=scheme, num_layers=4, loop=loop)

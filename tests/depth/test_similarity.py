@@ -89,7 +89,7 @@ def naive(config, p, batches, size, together):
 
 
 @pytest.mark.parametrize('changes, size, together', [
-    (dict(), 256, 8), (dict(loop='scan', scheme='mix', mix_fraction=0.5), 10, 2),
+    pytest.param(dict(), 256, 8, marks=pytest.mark.slow), (dict(loop='scan', scheme='mix', mix_fraction=0.5), 10, 2),
     (dict(scheme='lns', layer_ids=(1, 4, 5), depth=6, precision='bfloat16'), 7, 3)], ids=str)
 def test_cka_of_a_model_is_the_naive_one(changes, size, together):
   config = rebuilt(model(**SMALL), **changes)

@@ -23,8 +23,12 @@ def start(B, n):
 
 
 @functools.partial(jax.jit, static_argnums=(2,))
-def singular(matrices, start, iterations, share=0.0):
-  return spectral.singular(of(matrices).less(share), start, iterations)
+def bidiagonal(matrices, start, iterations, share=0.0):
+  return spectral.bidiagonal(of(matrices).less(share), start, iterations)
+
+
+def singular(*args):
+  return spectral.singular(bidiagonal(*args))
 
 
 def test_the_largest_singular_value_is_that_of_the_matrix():
@@ -76,9 +80,17 @@ def test_quantiles_are_those_of_all_singular_values():
   near[:3] = 50.0
   d = jnp.asarray(np.stack([even, near]), jnp.float32)[..., None]
   scaled = spectral.Linear(lambda v: d * v, lambda u: d * u)
-  found = jax.jit(lambda v: spectral.singular(scaled, v, 30).quantiles)(start(2, n))
+  found = spectral.singular(jax.jit(lambda v: spectral.bidiagonal(scaled, v, 30))(start(2, n))).quantiles
   np.testing.assert_allclose(found[0], np.quantile(even, spectral.LEVELS), atol=0.1)
   np.testing.assert_allclose(found[1], np.quantile(near, spectral.LEVELS), atol=0.02)
+
+
+def test_of_a_map_that_is_not_finite_nothing_is_known_and_of_others_all_is():
+  a = np.random.default_rng(0).normal(size=(2, 5, 5))
+  a[1, 2, 2] = np.nan
+  found = singular(a, start(2, 5), 5)
+  assert found.largest[0] == pytest.approx(np.linalg.norm(a[0], 2), rel=1e-5)
+  assert all(np.isnan(v[1]).all() and np.isfinite(v[0]).all() for v in found)
 
 
 def test_enough_probes_make_quadratic_forms_exact_and_fewer_unbiased():
