@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -80,7 +81,9 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
          'angles': angles}, None)))
     whole = next(iter(found.values())) if len(found) == 1 else {'models': found}
     files.write_json(out / 'depth.json', whole)
-    diagnosis.write(out, found, histories, arrays, angles)
+    drawn = functools.partial(tqdm.tqdm, desc='pictures', unit='picture', mininterval=0.5, dynamic_ncols=True,
+                              disable=jax.process_index() != 0)
+    diagnosis.write(out, found, histories, arrays, angles, drawn)
   return {'models': {name: scorecard.of(f) for name, f in found.items()}, 'report': str(out / 'report.html'),
           'seconds': time.perf_counter() - start}
 
@@ -149,19 +152,20 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
     about_model = _about(config, params, seed)
     for kind, measure in table.items():
       bar.set_postfix_str(kind)
+      end = bar.n + costs[kind]
       rows = on[kind].part(measure.share)
       about = about_model | {'rows': _digest(rows), 'measure': kind}
       kept = record.load(folder / f'{kind}.npz')
       if kept is None or {k: v for k, v in kept[1].items() if k != 'seconds'} != about:
         start = time.perf_counter()
         batches = samples.Batches(rows, mesh, on[kind].group)
-        batches.tick = lambda step=costs[kind] / measure.reads(config) / len(batches): bar.update(step)
+        step = costs[kind] / measure.reads(config) / len(batches)
+        batches.tick = lambda step=step, end=end: bar.update(min(step, end - bar.n))
         score = {'score_fn': task.score_fn} if measure.task else {}
         kept = measure.run(config, params, batches, seed=seed, **score), about
         kept[1]['seconds'] = time.perf_counter() - start
         record.save(folder / f'{kind}.npz', *kept)
-      else:
-        bar.update(costs[kind])
+      bar.update(end - bar.n)
       everything |= kept[0]
       taken[kind] = samples.size(rows) | {'seconds': kept[1]['seconds']}
   in_files = {key for measure in table.values() for key in measure.arrays}

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from layers import test_block
+from lns_jax.depth import measures
 from lns_jax.layers import init, schemes
 
 DOCS = pathlib.Path(__file__).parent.parent / 'docs'
@@ -47,3 +48,8 @@ def test_every_relative_link_leads_to_a_file(page):
   links = re.findall(r'\]\(([^()\s]+)\)|(?:src|href)="([^"]+)"', page.read_text())
   files = {link.partition('#')[0] for pair in links for link in pair if link and not re.match(r'\w+:', link)}
   assert [f for f in sorted(files) if f and not (page.parent / f).exists()] == []
+
+
+def test_the_page_of_depth_has_every_measure():
+  named = set(re.findall(r'^\| `(\w+)`', (DOCS / 'depth.md').read_text(), re.M))
+  assert named >= set(measures.LOSS) and 'task_drop' in (DOCS / 'depth.md').read_text()

@@ -60,20 +60,21 @@ def file_names(labels: Sequence[str]) -> list[str]:
 
 
 def write(out: pathlib.Path, models: Mapping[str, dict], histories: Mapping[str, list[dict]],
-          arrays: Mapping[str, Mapping[str, np.ndarray]], angles: str = 'raw'):
+          arrays: Mapping[str, Mapping[str, np.ndarray]], angles: str = 'raw', progress=lambda pictures: pictures):
   """Writes out/report.html, out/scorecard.md, and every picture as out/plots/NAME.svg and .png.
 
   Args:
     models: name -> depth.json. histories: name -> records of its metrics.jsonl; empty where there are none.
     arrays: name -> what depth.json is too small for.
     angles: how angular distances are shown, one of `sections.ANGLES`.
+    progress: wraps the list of pictures that become files, for a bar.
   """
   shown = parts(models, histories, arrays, angles)
   title = f'What the layers do in {findings.listed(list(models))}' if len(models) <= 4 else f'{len(models)} models'
   body = [f'<h1>{page.text(title)}</h1>', *_opening(models), *(part.html() for part in shown), _footer(models)]
   (out / 'plots').mkdir(exist_ok=True)
   pictures = [picture for part in shown for picture in part.pictures]
-  for picture, name in zip(pictures, file_names([picture.label for picture in pictures])):
+  for picture, name in progress(list(zip(pictures, file_names([picture.label for picture in pictures])))):
     for kind in ('svg', 'png'):
       picture.figure.savefig(out / 'plots' / f'{name}.{kind}', dpi=200)
   files.write_text(out / 'scorecard.md', scorecard.markdown(models))

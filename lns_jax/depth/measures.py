@@ -123,7 +123,7 @@ LOSS = {
     'tsne': Measure(_projected('tsne', 'tsne'), lambda c: 20.0, 'the same by t-SNE, which needs scikit-learn',
                     share=1 / 64, asked_only=True, ready=projection.tsne, arrays=_projected_arrays('tsne')),
     'linear': Measure(linear.replaceability, lambda c: c.num_layers / 4 + 3,
-                      'loss with each layer replaced by a linear map', least=2, reads=lambda c: 3),
+                      'loss with each layer replaced by a linear map', least=2, reads=lambda c: 2),
     'theory': Measure(_theory, lambda c: 1.3, "the paper's lemmas and bounds at the model's own weights, law of growth",
                       share=1 / 4),
     'gradients': Measure(gradients, lambda c: 4.0,
