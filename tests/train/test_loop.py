@@ -211,7 +211,7 @@ def test_a_result_without_its_checkpoint_or_of_other_settings_is_not_the_runs(te
 def test_two_processes_do_not_train_in_one_folder(text, tmp_path):
   (tmp_path / 'run').mkdir()
   with loop.resume.alone(tmp_path / 'run'):
-    with pytest.raises(UserError, match='another process is training'):
+    with pytest.raises(UserError, match='another process is at work in .*another --workdir'):
       loop.train(settings(text), tmp_path / 'run')
 
 
