@@ -139,7 +139,7 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
   path, config, params, _ = model
   folder.mkdir(exist_ok=True)
   mesh = sharding.make_mesh(MeshConfig())
-  everything, taken = {}, {}
+  everything, taken, refused = {}, {}, {}
   on = {kind: task.sample if m.task else sample for kind, m in table.items()}
   costs = {kind: m.passes(config) * len(on[kind].part(m.share)) for kind, m in table.items()}
   weights, compute = param.dtypes(config)
@@ -149,29 +149,31 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
   with tqdm.tqdm(total=math.ceil(sum(costs.values())), unit='row', desc=name, mininterval=0.5, dynamic_ncols=True,
                  disable=jax.process_index() != 0) as bar, sharding.use(mesh):
     params = jax.device_put(params, sharding.replicated(mesh))
-    about_model = _about(config, params, seed)
+    about = _about(config, params, seed)
     for kind, measure in table.items():
       bar.set_postfix_str(kind)
-      end = bar.n + costs[kind]
-      rows = on[kind].part(measure.share)
-      about = about_model | {'rows': _digest(rows), 'measure': kind}
-      kept = record.load(folder / f'{kind}.npz')
-      if kept is None or {k: v for k, v in kept[1].items() if k != 'seconds'} != about:
-        start = time.perf_counter()
-        batches = samples.Batches(rows, mesh, on[kind].group)
-        step = costs[kind] / measure.reads(config) / len(batches)
-        batches.tick = lambda step=step, end=end: bar.update(min(step, end - bar.n))
-        score = {'score_fn': task.score_fn} if measure.task else {}
-        kept = measure.run(config, params, batches, seed=seed, **score), about
-        kept[1]['seconds'] = time.perf_counter() - start
-        record.save(folder / f'{kind}.npz', *kept)
+      end, rows = bar.n + costs[kind], on[kind].part(measure.share)
+      batches = samples.Batches(rows, mesh, on[kind].group)
+      step = costs[kind] / measure.reads(config) / len(batches)
+      batches.tick = lambda step=step, end=end: bar.update(min(step, end - bar.n))
+      score = {'score_fn': task.score_fn} if measure.task else {}
+      run = functools.partial(measure.run, config, params, batches, seed=seed, **score)
+      try:
+        found, seconds = _kept(folder / f'{kind}.npz', about | {'rows': _digest(rows), 'measure': kind}, run)
+      except UserError as e:  # such as a sample too small for it: the others stand
+        refused[kind] = str(e)
+        continue
       bar.update(end - bar.n)
-      everything |= kept[0]
-      taken[kind] = samples.size(rows) | {'seconds': kept[1]['seconds']}
+      everything |= found
+      taken[kind] = samples.size(rows) | {'seconds': seconds}
+  for kind, why in refused.items():
+    say(f'{name}: {kind} was not taken: {why}')
+  if not taken:
+    raise UserError(next(iter(refused.values())))
   in_files = {key for measure in table.values() for key in measure.arrays}
   result = record.make(name, config, {k: v for k, v in everything.items() if k not in in_files}) | {
       'path': str(path), 'scheme': config.scheme, 'dtype': str(compute), 'weights_dtype': str(weights),
-      'sample': sample.words, 'mask': mask, 'measures': taken,
+      'sample': sample.words, 'sample_hash': _digest(sample.rows), 'mask': mask, 'measures': taken, 'refused': refused,
       'task': task.about if task else None}
   result['tokens'] = result['tokens'] or max(t.get('tokens', t['rows']) for t in taken.values())
   result = files.finite(result)
@@ -180,11 +182,22 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
                   if isinstance(e, (Estimate, np.ndarray))}
 
 
+def _kept(path: pathlib.Path, about: dict, run) -> tuple[dict, float]:
+  """(what a measure found, the seconds it took): as kept in `path` if that is about the same, else taken and kept."""
+  kept = record.load(path)
+  if kept is None or {k: v for k, v in kept[1].items() if k != 'seconds'} != about:
+    start = time.perf_counter()
+    found = run()
+    kept = found, about | {'seconds': time.perf_counter() - start}
+    record.save(path, *kept)
+  return kept[0], kept[1]['seconds']
+
+
 def _about(config: ModelConfig, params, seed: int) -> dict:
   """What decides the numbers of every measure, beside the measure itself and its rows."""
   settings = json.dumps(config_lib.to_dict(config), sort_keys=True, default=str)
   return {'weights': _digest(jax.device_get(params)), 'config': hashlib.sha256(settings.encode()).hexdigest(),
-          'seed': seed}
+          'seed': seed, 'version': run_info.version('lns_jax')}
 
 
 def _digest(tree) -> str:

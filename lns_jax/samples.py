@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from lns_jax import config as config_lib
-from lns_jax import sharding
+from lns_jax import runs, sharding
 from lns_jax.config import ModelConfig
 from lns_jax.data import choices
-from lns_jax.data import dataset as dataset_lib
 from lns_jax.data import sample as sample_lib
 from lns_jax.depth import tasks
 from lns_jax.depth.interventions import ScoreFn
@@ -93,7 +92,7 @@ def open_sample(path: str, config: ModelConfig, tokenizer, text: str, tokens: in
     rows, digest, broken = sample_lib.rows(data, tokenizer, tokens)
     words = f'{len(rows)} rows of {data.source}' + (f', {broken} documents of which are not UTF-8' if broken else '')
   else:
-    dataset = dataset_lib.open(run)
+    dataset = runs.open_dataset(path, run)
     rows = sample_lib.drawn(dataset, 'validation', tokens)
     digest, words = dataset.hash, f'{len(rows)} rows drawn from the validation split'
   if tokenizer is not None:

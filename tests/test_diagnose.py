@@ -81,7 +81,8 @@ def test_the_accuracy_of_a_task_without_each_layer(run, tmp_path, monkeypatch):
 
 
 def test_accuracy_of_the_next_token_is_a_task_and_is_taken_beside_what_is_named(run, tmp_path):
-  diagnose.diagnose([str(run)], tmp_path, tokens=1024, task='accuracy', chosen=['layer_drop', 'task_drop'])
+  diagnose.diagnose([str(run)], tmp_path, tokens=1024, task='accuracy',
+                    chosen=['layer_drop', 'task_drop', 'task_block_drop', 'task_sublayer_drop'])
   found = json.loads((tmp_path / 'depth.json').read_text())
   assert 0 <= found['task_baseline'] <= 1 and found['task']['chance'] is None and found['baseline'] > 1
   page = (tmp_path / 'report.html').read_text()
@@ -170,7 +171,28 @@ def saved(workdir, run, num_layers: int, change=lambda params: None):
   with checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver:
     saver.save(1, params=params, opt_state={'count': np.zeros(1)}, data={}, config=config_lib.to_dict(config))
   shutil.copytree(run / 'tokenizer', workdir / 'tokenizer')
+  shutil.copy(run / 'run_info.json', workdir)
   return str(workdir)
+
+
+def test_a_measure_that_cannot_be_taken_is_named_and_the_others_stand(run, tmp_path, capsys):
+  (tmp_path / 'short.txt').write_text('def f(x): return x')
+  diagnose.diagnose([str(run)], tmp_path / 'out', text=str(tmp_path / 'short.txt'), chosen=['layer_drop', 'linear'])
+  found = json.loads((tmp_path / 'out' / 'depth.json').read_text())
+  assert list(found['measures']) == ['layer_drop'] and 'no sequence is held out' in found['refused']['linear']
+  assert 'linear was not taken' in capsys.readouterr().err
+  assert 'no sequence is held out' in (tmp_path / 'out' / 'report.html').read_text()
+  assert set(found['intervals']['layer_drop']['low']) == {None}  # one row has no interval
+  with pytest.raises(UserError, match='no sequence is held out'):  # when nothing else was asked for
+    diagnose.diagnose([str(run)], tmp_path / 'two', text=str(tmp_path / 'short.txt'), chosen=['linear'])
+
+
+def test_a_run_whose_text_has_changed_is_not_measured_on_other_text_in_silence(run, tmp_path):
+  other = saved(tmp_path / 'other', run, 2)
+  info = json.loads((tmp_path / 'other' / 'run_info.json').read_text())
+  (tmp_path / 'other' / 'run_info.json').write_text(json.dumps(info | {'corpus_hash': '0' * 64}))
+  with pytest.raises(UserError, match='was trained on a corpus with hash 000000000000'):
+    diagnose.diagnose([other], tmp_path / 'out', tokens=1024, chosen=['profile'])
 
 
 def test_a_weight_that_is_not_finite_is_named_with_its_model_and_layer(run, tmp_path):

@@ -90,6 +90,9 @@ def _opening(models: Mapping[str, dict]) -> list[str]:
     said.append(findings.task(models))
   if findings.with_measure(models, 'variance'):
     said.append(findings.last_variance(models))
+  if len({found.get('sample_hash') for found in models.values()}) > 1:
+    said.append('These models were measured on different rows: their losses, and what is in percent of them, are not '
+                'comparable.')
   headline = findings.headline(models) or 'What was measured of each layer.'
   # Models in columns: on a telephone there is room for few.
   cells = [(head, *(row[i] for row in rows)) for i, head in enumerate(heads) if i]
@@ -103,6 +106,8 @@ def _opening(models: Mapping[str, dict]) -> list[str]:
 def _footer(models: Mapping[str, dict]) -> str:
   lines = [f'{name}: {found["path"]}, scheme {found["scheme"]}, {found["layers"]} layers, measured on '
            f'{found["sample"]}, in {found["dtype"]}.' for name, found in models.items()]
+  lines += [f'{name}, {kind}: not taken. {why}' for name, found in models.items()
+            for kind, why in found.get('refused', {}).items()]
   rows = [(kind, *(_taken(found, kind) for found in models.values()))
           for kind in dict.fromkeys(k for found in models.values() for k in found['measures'])]
   return (f'<footer><h2>What was measured</h2>{page.facts(lines)}'

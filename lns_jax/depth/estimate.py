@@ -22,8 +22,8 @@ class Estimate:
 
   @classmethod
   def of(cls, each: np.ndarray, tokens: float) -> 'Estimate':
-    """From the number itself and its bootstrap replicates, [1 + REPLICATES, ...]."""
-    undefined = np.isnan(each[0])
+    """From the number itself and its bootstrap replicates, [1 + replicates, ...]; no interval where all are NaN."""
+    undefined = np.isnan(each[0]) | np.isnan(each[1:]).all(axis=0)
     low, high = np.nanquantile(np.where(undefined, 0.0, each)[1:], [0.025, 0.975], axis=0)
     blank = lambda v: np.where(undefined, np.nan, v)
     return cls(each[0], blank(low), blank(high), tokens)
@@ -32,7 +32,7 @@ class Estimate:
 class Mean:
   """sum / weight, accumulated in float64 in memory that does not grow with the sample.
 
-  The interval is the Poisson bootstrap: each sequence enters each replicate Poisson(1) times, so that the
+  A single sequence has no interval. The interval is the Poisson bootstrap: each sequence enters each replicate Poisson(1) times, so that the
   replicates can be summed on the way. The draws depend on `seed` alone: measures with the same seed and
   sequences are paired, and what is computed from several of them can be computed replicate by replicate.
   """
@@ -40,7 +40,7 @@ class Mean:
   def __init__(self, seed: int = 0):
     self._draws = np.random.default_rng(seed)
     self._sum = self._weight = 0.0
-    self.sequences = 0
+    self.sequences = self._weighed = 0
 
   def add(self, sums, weights):
     """sums: [B, ...], one entry a sequence; weights: the same shape, or broadcastable to it from the left."""
@@ -48,6 +48,7 @@ class Mean:
     weights = np.broadcast_to(weights.reshape(weights.shape + (1,) * (sums.ndim - weights.ndim)), sums.shape)
     B = len(sums)
     self.sequences += B
+    self._weighed += int(np.sum(weights.reshape(B, -1).any(axis=1)))
     counts = np.concatenate([np.ones((1, B)), self._draws.poisson(1.0, (B, REPLICATES)).T])
     self._sum = self._sum + np.tensordot(counts, sums, 1)
     self._weight = self._weight + np.tensordot(counts, weights, 1)
@@ -58,9 +59,12 @@ class Mean:
     return float(np.max(self._weight[0]))
 
   def each(self) -> np.ndarray:
-    """[1 + REPLICATES, ...]: the mean so far and its replicates; NaN without weight."""
+    """[1 + REPLICATES, ...]: the mean so far and its replicates; NaN without weight, or without a second sequence."""
     with np.errstate(invalid='ignore', divide='ignore'):
-      return self._sum / self._weight
+      means = self._sum / self._weight
+    if self._weighed < 2:
+      means[1:] = np.nan
+    return means
 
   def estimate(self, function: Callable[[np.ndarray], np.ndarray] = lambda each: each) -> Estimate:
     """The mean so far, or a function of it and of each replicate: [1 + REPLICATES, ...] -> the same of the result."""

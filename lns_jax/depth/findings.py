@@ -122,7 +122,7 @@ def headline(models: Mapping[str, dict]) -> str:
                        for key in ('removable', 'prunable'))
     of = f'of its {found["layers"]} layers'
     parts = [f'any one of {alone} {of}'] if alone else []
-    parts += [f'{together} {"of them" if alone else of} together'] if together else []
+    parts += [f'{together} {"" if alone else f"{of} "}together'] if together else []
     return f'{name} can lose {", or ".join(parts)}' if parts else ''
   said = [words for item in models.items() if (words := say(*item))]
   return f'At less than {SMALL:g}% more loss, and without any retraining, {"; ".join(said)}.' if said else ''

@@ -7,9 +7,8 @@ import numpy as np
 from lns_jax.depth.estimate import Estimate
 from lns_jax.errors import UserError
 
-# A law is ruled out when the layers are exp(RULED_OUT / 2), about 150 times likelier under the best one. On simulated
-# streams of 8 to 36 layers that add exp(+-0.5) times what the true law says, a wrong law is then named once in 50
-# times; with 20 times likelier it was once in 20.
+# A law is ruled out when the layers are exp(RULED_OUT / 2), about 150 times likelier under the best one:
+# tests/depth/test_growth.py simulates how often a wrong law is then named.
 RULED_OUT = 10.0
 FLOOR = 1e-9  # relative error that counts as none
 
@@ -62,6 +61,12 @@ class Growth:
     else:
       said = f'The layers do not tell apart {", ".join(left[:-1])} and {left[-1]}'
     return f'{said}; ruled out: {out}.' if out else f'{said}.'
+
+  def record(self) -> dict:
+    """The laws as plain values: name -> 'parameters', each [value, low, high], 'curve', 'error', 'ruled_out'."""
+    return {name: {'parameters': {k: [float(v) for v in (e.value, e.low, e.high)] for k, e in law.parameters.items()},
+                   'curve': law.curve.tolist(), 'error': float(law.error.value), 'ruled_out': law.ruled_out}
+            for name, law in self.laws.items()}
 
 
 def _off(law: Law) -> str:

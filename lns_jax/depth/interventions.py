@@ -77,7 +77,7 @@ def _changes(whole: walk.Layer, parts: dict[str, walk.Layer], maps, keys_B) -> d
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _scores(config: ModelConfig, kinds: tuple[str, ...], score_fn: ScoreFn | None, params, batch, plan: Plan, removed,
             maps, seed, first):
-  """(scores of the model [G], those of each intervention [N, G], weights [G]); plan.kind: position in `kinds`.
+  """(scores of each intervention [N, G], their weights [N, G]); plan.kind: position in `kinds`.
 
   first: number of the batch's first row in the whole sample, which its noise belongs to.
   """
@@ -88,6 +88,7 @@ def _scores(config: ModelConfig, kinds: tuple[str, ...], score_fn: ScoreFn | Non
   whole = kept(walk.layer_at(config, params, ctx))
   parts = {sub: kept(walk.layer_at(config, params, ctx, (sub,))) for sub in ('attn', 'mlp')}
   before, last = walk.entering(whole, x, config.num_layers)
+  states = jnp.concatenate([before, last[None]])
   known = _changes(whole, parts, maps, keys_of(seed, first, len(x)))
   changes = [known[kind] for kind in kinds]
   def score(x):
@@ -95,10 +96,9 @@ def _scores(config: ModelConfig, kinds: tuple[str, ...], score_fn: ScoreFn | Non
       return transformer.family(config).row_losses(config, params, transformer.final_norm(config, params, x), batch)
     return score_fn(transformer.head(config, params, x), batch)
   def intervened(one: Plan):
-    x = jax.lax.switch(one.kind, changes, one.at, one.amount, before[one.at])
-    return score(walk.through(whole, x, one.resume, config.num_layers))[0]
-  scores, weights = score(last)
-  return scores, jax.lax.map(intervened, plan), weights
+    x = jax.lax.switch(one.kind, changes, one.at, one.amount, states[one.at])
+    return score(walk.through(whole, x, one.resume, config.num_layers))
+  return jax.lax.map(intervened, plan)
 
 
 def run(config: ModelConfig, params, batches, plan: Plan, *, removed=(), maps=None, score_fn: ScoreFn | None = None,
@@ -119,6 +119,9 @@ def run(config: ModelConfig, params, batches, plan: Plan, *, removed=(), maps=No
   if not all(0 <= i < L for i in removed):
     raise UserError(f'positions of removed layers are 0..{L - 1}, got {sorted(removed)}.')
   mask = np.isin(np.arange(L), list(removed))
+  # The model itself is an intervention behind its last layer: a change of nothing then costs exactly 0, which two
+  # programs, rounded apart, would not give.
+  plan = Plan.of('skip', [L], L) + plan
   used, kind = np.unique(plan.kind, return_inverse=True)  # only these are compiled
   kinds, plan = tuple(KINDS[k] for k in used), plan._replace(kind=kind.astype(np.int32))
   params = layout.stack(params, config)
@@ -126,14 +129,14 @@ def run(config: ModelConfig, params, batches, plan: Plan, *, removed=(), maps=No
   for batch in batches:
     if score_fn is None:
       batch = {k: batch[k] for k in (*INPUTS, 'targets', 'labels') if k in batch}
-    whole, changed, weight = jax.device_get(
+    (whole, *changed), (weight, *_) = jax.device_get(
         _scores(config, kinds, score_fn, params, batch, plan, mask, maps, seed, first))
     if not np.all(np.isfinite(whole)):
       finite.check_weights(params)
       raise UserError(f'the score of the whole model is not finite at sequence '
                       f'{baseline.sequences + int(np.argmin(np.isfinite(whole)))}.')
     baseline.add(whole, weight)
-    change.add((changed - whole).T, weight)
+    change.add(np.stack([v - whole for v in changed], axis=1), weight)
     first += len(next(iter(batch.values())))
   if not baseline.sequences:
     raise UserError('there are no batches to measure on.')

@@ -150,7 +150,8 @@ def jacobian(config: ModelConfig, params, batches, *, iterations: int = ITERATIO
     'end_to_end' []: |dy_L/dx_1|_2 (Theorem 3.3), y_L being what leaves the last layer. 'end_to_end_residual' [] and
     'end_to_end_spectrum' [len(LEVELS)]: as those of blocks.
     'suffix_frobenius' [L]: |dy_L/dx_l|_F over |I|_F, x_l being what enters layer l: the first is end to end.
-    'spectral_product' []: the product of the blocks' |J|_2 of a sequence, which bounds its |dy_L/dx_1|_2 from above.
+    'spectral_product' []: the product of the blocks' |J|_2 of a sequence, which would bound its |dy_L/dx_1|_2 from
+  above were each of them exact.
     The weight of norms is sequences, that of Frobenius norms is entries of the stream.
 
   Raises:

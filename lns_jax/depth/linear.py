@@ -6,7 +6,6 @@ would look good on few tokens for no reason but its size.
 """
 
 import functools
-import operator
 from collections.abc import Iterator
 
 import jax
@@ -77,11 +76,11 @@ def _errors(config: ModelConfig, params, batch, keep_B, maps):
 
 
 def _half(batches, part: int) -> Iterator[tuple[int, dict, np.ndarray]]:
-  """(sequences before it, batch, which rows belong to the half [B]): every other batch, or row of an only batch."""
-  only, start = operator.length_hint(batches, 2) < 2, 0
-  for number, batch in enumerate(batches):
+  """(sequences before it, batch, which rows belong to the half [B]): rows 1, 3, 5, ... of the sample, or 2, 4, ..."""
+  start = 0
+  for batch in batches:
     B = len(next(iter(batch.values())))
-    keep = (np.arange(B) if only else np.full(B, number)) % 2 == part
+    keep = (start + np.arange(B)) % 2 == part
     if keep.any():
       yield start, batch, keep
     start += B
@@ -112,8 +111,8 @@ def _fitted(config: ModelConfig, params, batches):
 def replaceability(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[str, Estimate]:
   """Change of the loss when one layer's addition to the stream is replaced by a linear map of the stream.
 
-  The map, with an intercept, is the least-squares fit of out - in on in, token by token, on the batches 1, 3, 5, ...;
-  everything is measured on the batches 2, 4, ... (of an only batch, on its rows so). A map has D (D + 1) numbers: on
+  The map, with an intercept, is the least-squares fit of out - in on in, token by token, on the rows 1, 3, 5, ... of the
+  sample; everything is measured on the rows 2, 4, ..., however they fall into batches. A map has D (D + 1) numbers: on
   few more than D fitting tokens it fails on the others whatever the layer does.
 
   Args:
@@ -132,7 +131,7 @@ def replaceability(config: ModelConfig, params, batches, *, seed: int = 0) -> di
   if iter(batches) is batches:
     raise UserError('the linear fit and its check read the batches twice: give a list of them, not an iterator.')
   if next(_half(batches, 1), None) is None:
-    raise UserError('no sequence is held out to judge the linear fit on: give two batches or more, or one of two rows.')
+    raise UserError('no sequence is held out to judge the linear fit on: give two rows or more.')
   slopes, intercepts, means = _fitted(config, params, batches)
   errors, family = Mean(seed), transformer.family(config)
   def held_out():
@@ -149,6 +148,7 @@ def replaceability(config: ModelConfig, params, batches, *, seed: int = 0) -> di
   baseline, rise = interventions.run(config, params, held_out(), Plan.of('linear', at, at + 1),
                                      maps=(slopes, intercepts), seed=seed)
   useful = np.mean(rise.each() > USEFUL * baseline.each()[:, None], axis=1)
+  useful = np.where(np.isnan(baseline.each()), np.nan, useful)
   return {'linear_baseline': baseline.estimate(), 'linear_rise': rise.estimate(),
           'linear_r2': Estimate.of(1 - errors.each(), baseline.tokens),
           'usefulness': Estimate.of(useful, baseline.tokens)}

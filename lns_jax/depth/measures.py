@@ -3,8 +3,11 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from lns_jax.config import ModelConfig
 from lns_jax.depth import growth, heat, lens, linear, projection, removal, similarity, states, theory
+from lns_jax.depth.estimate import Estimate
 from lns_jax.depth.gradients import gradients  # functions of their modules' names
 from lns_jax.depth.jacobian import jacobian
 from lns_jax.depth.perturb import perturb
@@ -81,17 +84,19 @@ def _all_blocks(config: ModelConfig) -> float:
 
 def _theory(config, params, batches, *, seed) -> Found:
   variance = states.means(config, params, batches, seed=seed)['variance']
-  found = {}
+  each = variance.each()
+  each = each[np.isfinite(each).all(axis=1)]  # a replicate may have drawn no sequence at all
+  found = {'theory_variance': variance.estimate()}
   try:
-    laws = growth.growth(variance.each(), variance.tokens)
-    found |= {'growth': laws.sentence()} | {f'growth_{name}': law.curve for name, law in laws.laws.items()}
+    laws = growth.growth(each, variance.tokens)
+    found |= {'growth': laws.sentence(), 'growth_laws': laws.record()}
   except UserError as e:
     found['growth'] = str(e)
   try:
     T = next(iter(batches))['tokens'].shape[1] if config.family == 'decoder' else config.num_tokens
     constants = theory.constants(config, params, T)
-    predicted = theory.predicted_variance(config, constants, float(variance.each()[0, 0]))
-    bound = variance.estimate(lambda each: theory.log_jacobian_bound(config, constants, each))
+    predicted = theory.predicted_variance(config, constants, float(each[0, 0]))
+    bound = Estimate.of(theory.log_jacobian_bound(config, constants, each), variance.tokens)
     found |= {f'theory_{name}': values for name, values in predicted.items()} | {'theory_log_bound': bound}
   except UserError as e:
     found['theory'] = str(e)
@@ -122,8 +127,8 @@ LOSS = {
                           share=1 / 64, arrays=_projected_arrays('projection')),
     'tsne': Measure(_projected('tsne', 'tsne'), lambda c: 20.0, 'the same by t-SNE, which needs scikit-learn',
                     share=1 / 64, asked_only=True, ready=projection.tsne, arrays=_projected_arrays('tsne')),
-    'linear': Measure(linear.replaceability, lambda c: c.num_layers / 4 + 3,
-                      'loss with each layer replaced by a linear map', least=2, reads=lambda c: 2),
+    'linear': Measure(linear.replaceability, lambda c: c.num_layers / 2 + 4,
+                      'loss with each layer replaced by a linear map', share=1 / 2, least=2, reads=lambda c: 2),
     'theory': Measure(_theory, lambda c: 1.3, "the paper's lemmas and bounds at the model's own weights, law of growth",
                       share=1 / 4),
     'gradients': Measure(gradients, lambda c: 4.0,
@@ -133,7 +138,7 @@ LOSS = {
                         'norms and singular values of the Jacobian of each block and of the whole stack', share=1 / 64),
     'mean_jacobian': Measure(_heat_maps, lambda c: 10 * c.d_model / c.num_layers,
                              'token-averaged Jacobians of five layers (Figure 5)',
-                             share=1 / 256),
+                             share=1 / 256, arrays=('mean_jacobian',)),
     'sublayer_drop': Measure(_without_baseline(removal.sublayer_drop), lambda c: c.num_layers + 4,
                              'loss without each attention and each MLP', share=1 / 4),
     'perturb': Measure(_without_baseline(perturb), lambda c: 4 * c.num_layers + 10,

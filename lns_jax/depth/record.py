@@ -9,7 +9,6 @@ from lns_jax import files
 from lns_jax.config import ModelConfig
 from lns_jax.depth.estimate import Estimate
 
-MOST_ENTRIES = 20_000  # larger arrays, such as a Jacobian, are in the .npz files alone
 PARTS = ('value', 'low', 'high')
 
 
@@ -20,19 +19,15 @@ def make(model: str, config: ModelConfig, found: dict) -> dict:
   in nats per token, 'block_influence' [L], 'baseline' []; intervals are 95 % over sequences.
 
   Args:
-    found: name -> Estimate, or a plain value. 'tokens' are those of the variance, or of what saw most without it, the
-      measures of a task apart, which may count questions.
+    found: name -> Estimate, or a plain value. 'tokens' are those of the variance, 0 without it.
   """
   values, intervals = {}, {}
   for name, value in found.items():
     number = value.value if isinstance(value, Estimate) else value
-    if np.size(number) > MOST_ENTRIES:
-      continue
     values[name] = files.finite(number)
     if isinstance(value, Estimate):
       intervals[name] = {'low': files.finite(value.low), 'high': files.finite(value.high)}
-  weights = {name: e.tokens for name, e in found.items() if isinstance(e, Estimate) and not name.startswith('task_')}
-  tokens = weights.get('variance', max(weights.values(), default=0))
+  tokens = found['variance'].tokens if 'variance' in found else 0
   return {'model': model, 'layers': config.num_layers, 'layer_ids': list(config.layer_ids), 'tokens': int(tokens),
           **values, 'intervals': intervals}
 

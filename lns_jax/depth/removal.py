@@ -17,7 +17,7 @@ SMALL = 0.01  # rise of the loss, relative to the whole model's, below which lay
 
 def removable(rise, baseline) -> np.ndarray:
   """Number of entries along the last axis of `rise` that are below SMALL of the baseline: [..., L], [...] -> [...]."""
-  return np.sum(rise < SMALL * baseline[..., None], axis=-1).astype(float)
+  return np.where(np.isnan(baseline), np.nan, np.sum(rise < SMALL * baseline[..., None], axis=-1))
 
 
 def last_third(rise) -> np.ndarray:
@@ -145,7 +145,8 @@ def prune(config: ModelConfig, params, batches, *, most: int | None = None, scor
     if rises[-1][0] >= stop_at * baseline.each()[0]:
       break
   each = np.stack(rises, axis=1)
-  small = np.cumprod(each < SMALL * baseline.each()[:, None], axis=1).sum(axis=1).astype(float)
+  small = np.cumprod(each < SMALL * baseline.each()[:, None], axis=1).sum(axis=1)
+  small = np.where(np.isnan(baseline.each()), np.nan, small)
   prunable = Estimate.of(small, baseline.tokens) if score_fn is None else None
   return Pruned(tuple(config.layer_ids[i] for i in removed), Estimate.of(each, baseline.tokens), baseline.estimate(),
                 prunable)

@@ -79,7 +79,8 @@ def pruning(models: Mapping[str, dict]) -> Section | None:
   how = ('The layer whose removal costs least is taken out, then of the rest the one that costs least then, and so on, '
          'without any retraining. Read the picture from the whole model on the right to the left; 95% intervals are '
          'shaded. The longer a line stays flat, the more of the depth could go; of two models the lower line has the '
-         'lower loss.')
+         'lower loss. Layers are chosen and judged on the same rows, which flatters the curve a little, and these are '
+         'fewer than those of the scorecard\'s loss (see the end of the page), so that the loss on the right is another.')
   def order(found):
     return findings.listed([str(l) for l in found['prune_order'][:5]])
   def count(found):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lns_jax.depth import findings, plots
-from lns_jax.depth.findings import number
+from lns_jax.depth.gradients import thirds
 from lns_jax.depth.plots import Band, floats
 from lns_jax.depth.sections import Picture, Section, bands, ids_of
 
@@ -50,10 +50,10 @@ def decrease(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) ->
          'update brings by that layer, to first order; shown is its share in that of all layers, averaged over the '
          'second half of the logged updates. With Adam it follows the size of the gradient, so that a fixed factor in '
          'front of a weight makes it smaller without making the layer idle.')
-  said = findings.listed([f'{number(100 * v.mean(axis=0)[-max(v.shape[1] // 3, 1):].sum())}% in {name}'
-                          for name, v in logged.items()])
-  return Section('Who brings the decrease of the loss', how, [f'The last third of the layers brings {said}.'],
-                 [picture])
+  share = lambda v: ' / '.join(f'{100 * part:.0f}%' for part in thirds(v.mean(axis=0)))
+  said = findings.listed([f'{share(v)} in {name}' for name, v in logged.items()])
+  return Section('Which layers lower the loss', how,
+                 [f'The first, middle and last third of the layers bring {said}.'], [picture])
 
 
 def _shares(records: list[dict]) -> np.ndarray | None:

@@ -15,7 +15,7 @@ def lens(models: Mapping[str, dict]) -> Section | None:
   measured = findings.with_measure(models, 'lens_loss')
   if not measured:
     return None
-  curves = {'lens_loss': ('Loss of the lens', 'nats'), 'lens_kl': ('Divergence from the final prediction', 'KL, nats'),
+  curves = {'lens_loss': ('Loss of the lens', 'nats'), 'lens_reverse_kl': ('Divergence from the final prediction', 'KL, nats'),
             'lens_overlap': ('Overlap of the five highest', 'share')}
   pictures = [Picture(plots.by_layer(bands(models, measure), ids_of(models, 'lens_loss'), unit, title=title,
                                      embedding=True), f'{title}, by layer')
@@ -60,22 +60,36 @@ def theory(models: Mapping[str, dict]) -> Section | None:
                                      title=f'{name}: variance and theory'),
                       f'Measured variance of {name} and the predictions of the paper')
               for name, drawn in curves.items()]
-  how = ('How fast the variance grows with the layer\'s number l, by the simplest law that fits ("off by" is its '
-         'typical error), and beside it what the paper\'s lemmas give from the model\'s own weights: "lemma", the '
+  how = ('How fast the variance grows with the layer\'s number l, by the one law that is not ruled out, if there '
+         'is one ("off by" is its typical error; drawn is the nearest), and beside it what the paper\'s lemmas give from the model\'s own weights: "lemma", the '
          'recursion of Lemma 3.2 or 4.1 as it is printed; "independent", random matrices whose output has nothing to '
          'do with the stream; "aligned", the same with all output in the direction of the stream. docs/theory.md says '
          'where the derivation does not give what it states.')
   said = [f'{name}: {found["growth"]}' for name, found in measured.items()]
+  bounds = [f'{words} in {name}' for name, found in measured.items() if (words := _bound(found))]
+  if bounds:
+    said.append('The bound of Theorem 3.3 or 4.2 on the spectral norm of the whole stack\'s Jacobian, at the model\'s own '
+                f'weights and variances, is {findings.listed(bounds)}.')
   said += [f'{name}: {found["theory"]}' for name, found in measured.items() if found.get('theory')]
   return Section('Theory and measurement', how, said, pictures)
 
 
 def _against_theory(found: dict) -> dict[str, Band]:
   """Curves of one picture; none where there is nothing to compare."""
-  curves = {'measured': Band(found['variance']) if found.get('variance') else None}
+  curves = {'measured': band_of(found, 'theory_variance')}
+  for name, law in list(found.get('growth_laws', {}).items())[:1]:  # the nearest
+    curves[f'{name} law'] = Band([np.nan, *law['curve']])
   curves |= {label: Band(found[f'theory_{label}']) for label in ('lemma', 'independent', 'aligned')
              if found.get(f'theory_{label}')}
-  return curves if len(curves) > 1 and curves['measured'] else {}
+  return curves if len(curves) > 1 else {}
+
+
+def _bound(found: dict) -> str:
+  """Theorem 3.3 or 4.2 beside the measured end-to-end Jacobian; empty without the bound."""
+  if not found.get('theory_log_bound'):
+    return ''
+  measured = f'; measured: e^{np.log(found["end_to_end"]):.1f}' if found.get('end_to_end') else ''
+  return f'e^{found["theory_log_bound"][-1]:.1f}{measured}'
 
 
 _METHODS = {  # name of the measure -> (title, how points are placed)

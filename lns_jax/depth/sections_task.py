@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lns_jax.depth import findings, plots
+from lns_jax.depth import findings, plots, plots_maps
 from lns_jax.depth.plots import floats
 from lns_jax.depth.sections import Picture, Section, band_of
 
@@ -46,7 +46,8 @@ def layers(models: Mapping[str, dict]) -> Section | None:
     return f'layer {found["layer_ids"][worst]} ({drops[worst]:+.1f} points)'
   said = findings.listed([f'{dearest(found)} in {name}' for name, found in measured.items()])
   return Section('Task accuracy without each layer', how,
-                 [findings.task(models), f'The layer that costs most is {said}.'], _bars(models, {'task_drop': ''}))
+                 [findings.task(models), f'The accuracy changes for the worse, or least for the better, without {said}.'],
+                 _bars(models, {'task_drop': ''}))
 
 
 def sublayers(models: Mapping[str, dict]) -> Section | None:
@@ -71,7 +72,7 @@ def blocks(models: Mapping[str, dict]) -> Section | None:
     return None
   lost = {name: -_points(found['task_block_drop']) for name, found in measured.items()}
   top = max(plots.limits(*lost.values())[1], 1.0)
-  pictures = [Picture(plots.heat_map(lost[name], found['layer_ids'], title=name, top=top, label='accuracy lost, points',
+  pictures = [Picture(plots_maps.heat_map(lost[name], found['layer_ids'], title=name, top=top, label='accuracy lost, points',
                                      ylabel='n layers removed'),
                       f'Task accuracy lost when n layers from layer l on are removed from {name}')
               for name, found in measured.items()]

@@ -73,21 +73,22 @@ def all_pairs(states: jax.Array, mask_BT: jax.Array):
 def _added(w_BT):
   """A `transformer.Read`: sums over the tokens of each sequence of what sub-layers add, beside the stream itself.
 
-  Keeps 'out' [B, T, D], and [B] each: '{sub}_branch' and '{sub}_x', mean squares; '{name}_cosine' and '{name}_count',
-  cosines of what attn, mlp and the layer as a whole add with the stream that they add to, and how many are defined.
+  Keeps 'out' [B, T, D], and [B] each: '{sub}_branch' and '{sub}_skip', mean squares; '{name}_cosine' and
+  '{name}_count', cosines of what attn and mlp add with what they add to (a x), and of what the layer as a whole
+  changes (leaves less enters) with what enters it, and how many are defined.
   """
   def read(out):
     if 'attn_x' not in out:
       return {'out': out['out']}
-    kept = {'out': out['out']}
-    streams = {'attn': out['attn_x'], 'mlp': out['mlp_x'], 'layer': out['attn_x']}
-    branches = {sub: out[f'{sub}_branch'] for sub in schemes.SUBLAYERS}
-    for name, branch in (branches | {'layer': branches['attn'] + branches['mlp']}).items():
-      (u, some), (v, other) = unit(branch), unit(streams[name])
+    kept, entered = {'out': out['out']}, out['attn_x']
+    pairs = {sub: (out[f'{sub}_branch'], out[f'{sub}_skip']) for sub in schemes.SUBLAYERS}
+    changed = out['out'].astype(wide(entered)) - entered.astype(wide(entered))
+    for name, (added, stream) in (pairs | {'layer': (changed, entered)}).items():
+      (u, some), (v, other) = unit(added), unit(stream)
       w = w_BT * (some & other)
       kept |= {f'{name}_cosine': jnp.sum(w * jnp.sum(u * v, axis=-1), axis=-1), f'{name}_count': jnp.sum(w, axis=-1)}
-    for sub, branch in branches.items():
-      for name, x in ((f'{sub}_branch', branch), (f'{sub}_x', streams[sub])):
+    for sub, both in pairs.items():
+      for name, x in zip((f'{sub}_branch', f'{sub}_skip'), both):
         kept[name] = jnp.sum(w_BT * jnp.mean(jnp.square(x.astype(wide(x))), axis=-1), axis=-1)
     return kept
   return read
@@ -136,7 +137,7 @@ def means(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: boo
     pairs = sums['tokens'] * (L * (L + 1) / 2)
     found['zero_vectors'].add(pairs - np.sum(sums['counts'], axis=(1, 2)), pairs)
     for sub in schemes.SUBLAYERS:
-      found[f'{sub}_ratio'].add(sums[f'{sub}_branch'], sums[f'{sub}_x'])
+      found[f'{sub}_ratio'].add(sums[f'{sub}_branch'], sums[f'{sub}_skip'])
     for name in (*schemes.SUBLAYERS, 'layer'):
       found[f'{name}_cosine'].add(sums[f'{name}_cosine'], sums[f'{name}_count'])
   if not found['variance'].sequences:
@@ -161,9 +162,9 @@ def profile(config: ModelConfig, params, batches, *, tokens: str = 'all', cls: b
     'angular' [L, L]: entry [n - 1, l - 1] is d(x^l, x^(l + n)) of paper eq. 1, averaged over tokens; x^l is
     what enters layer l, x^(L + 1) what leaves the last; NaN where l + n > L + 1.
     'block_influence' [L]: 1 - cosine of what enters and leaves each layer (ShortGPT, arXiv 2403.03853).
-    'attn_ratio', 'mlp_ratio' [L]: root mean square of what the sub-layer adds, over that of the stream it adds to.
-    'attn_cosine', 'mlp_cosine', 'layer_cosine' [L]: cosine of what is added with the stream that it is added to, the
-    layer's sum against what enters the layer (Csordas et al., arXiv 2505.13898).
+    'attn_ratio', 'mlp_ratio' [L]: root mean square of what the sub-layer adds, over that of what it adds to (a x).
+    'attn_cosine', 'mlp_cosine' [L]: cosine of what is added with what it is added to; 'layer_cosine' [L]: of what
+    leaves the layer less what enters it, with what enters it (Csordas et al., arXiv 2505.13898).
     'effective_depth_cosine', 'effective_ratio_cosine' []: of the mean of the three cosines, see `effective`.
     'zero_vectors' []: share of pairs of a token's states left out because one is the zero vector.
 

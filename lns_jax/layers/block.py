@@ -18,8 +18,8 @@ class Block(nn.Module):
   """One layer: x -> (x, out), where `out` holds every intermediate as an ordinary output.
 
   `out` has, for sub in attn, mlp: '{sub}_x' the stream that enters the sub-layer, '{sub}_in' what f
-  reads, '{sub}_out' what f returns, '{sub}_branch' what is added to the stream; and 'out', the stream
-  that leaves the block. All are [B, T, D]; jit removes those that nobody reads.
+  reads, '{sub}_out' what f returns, '{sub}_branch' what is added, '{sub}_skip' what it is added to (a x);
+  and 'out', the stream that leaves the block. All are [B, T, D]; jit removes those that nobody reads.
   """
 
   config: config_lib.ModelConfig
@@ -77,8 +77,9 @@ class Block(nn.Module):
     h = norm('in', groups=groups, start=in_gain)(h, k.s) if row.in_norm else times(h, k.s)
     y = f(h)
     branch = times(norm('res')(y) if row.res_norm else y, k.b)
-    out.update({f'{name}_x': x, f'{name}_in': h, f'{name}_out': y, f'{name}_branch': branch})
-    x = times(x, k.a) + branch
+    skip = times(x, k.a)
+    out.update({f'{name}_x': x, f'{name}_in': h, f'{name}_out': y, f'{name}_branch': branch, f'{name}_skip': skip})
+    x = skip + branch
     return norm('out')(x) if row.out_norm else x
 
 

@@ -28,7 +28,8 @@ def _commit() -> str | None:
   return run.stdout.strip() or None
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+  """Of an installed package; None where it is not."""
   try:
     return importlib.metadata.version(package)
   except importlib.metadata.PackageNotFoundError:
@@ -55,7 +56,7 @@ def cpu_name() -> str:
 def collect(config: dict[str, Any], corpus_hash: str | None) -> dict[str, Any]:
   """The content of run_info.json."""
   return {'command': sys.orig_argv, 'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-          'commit': _commit(), 'versions': {p: _version(p) for p in PACKAGES}, 'hardware': hardware(),
+          'commit': _commit(), 'versions': {p: version(p) for p in PACKAGES}, 'hardware': hardware(),
           'corpus_hash': corpus_hash, 'config': config}
 
 

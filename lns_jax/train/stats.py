@@ -11,7 +11,7 @@ def reader(weights_BT: jax.Array):
   """A `transformer.Read` that keeps summed statistics of one block.
 
   'variance': over the D hidden units of a token (population, ddof 0), of the stream that leaves the block.
-  '{sub}_branch', '{sub}_x': mean square of what the sub-layer adds, and of the stream it is added to.
+  '{sub}_branch', '{sub}_skip': mean square of what the sub-layer adds, and of what it is added to (a x).
   """
   def over_tokens(values_BT):
     return jnp.sum(values_BT * weights_BT)
@@ -22,7 +22,7 @@ def reader(weights_BT: jax.Array):
   def read(out):
     x = out['out'].astype(wide(out['out']))
     kept = {'variance': over_tokens(jnp.var(x, axis=-1))}
-    return kept | {name: mean_square(v) for name, v in out.items() if name.endswith(('_branch', '_x'))}
+    return kept | {name: mean_square(v) for name, v in out.items() if name.endswith(('_branch', '_skip'))}
   return read
 
 
@@ -35,9 +35,9 @@ def stack(kept: dict[int, dict[str, jax.Array]]) -> dict[str, jax.Array]:
 def finish(sums: dict[str, jax.Array]) -> dict[str, jax.Array]:
   """Sums, 'tokens' being their number, -> numbers per token.
 
-  'variance' [L+1]; 'attn_ratio' and 'mlp_ratio' [L]: rms of the branch over rms of the stream.
+  'variance' [L+1]; 'attn_ratio' and 'mlp_ratio' [L]: rms of the branch over rms of what it is added to.
   """
-  ratio = lambda sub: jnp.sqrt(sums[f'{sub}_branch'] / sums[f'{sub}_x'])
+  ratio = lambda sub: jnp.sqrt(sums[f'{sub}_branch'] / sums[f'{sub}_skip'])
   variance = sums['variance'] / jnp.maximum(sums['tokens'], 1)
   return {'variance': variance, 'attn_ratio': ratio('attn'), 'mlp_ratio': ratio('mlp')}
 

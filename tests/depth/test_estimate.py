@@ -35,6 +35,15 @@ def test_entries_without_weight_are_nan_and_the_others_are_not():
   assert e.value[0] == 0.5 and np.isnan(e.value[1]) and np.isnan(e.low[1]) and np.isnan(e.high[1])
 
 
+def test_one_sequence_has_no_interval():
+  mean = Mean()
+  mean.add(np.array([[3.0, 1.0], [0.0, 0.0]]), np.array([2.0, 0.0]))  # the second is padding
+  e = mean.estimate(lambda each: each * 2)
+  assert list(e.value) == [3.0, 1.0] and np.isnan(e.low).all() and np.isnan(e.high).all()
+  mean.add(np.array([[1.0, 1.0]]), np.array([1.0]))
+  assert np.isfinite(mean.estimate().low).all()
+
+
 def test_the_same_seed_is_paired():
   a, b = Mean(3), Mean(3)
   x = np.random.default_rng(0).normal(size=20)

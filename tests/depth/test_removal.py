@@ -42,15 +42,15 @@ def test_the_rise_is_that_of_the_model_without_the_layer(scheme):
   np.testing.assert_allclose(found['layer_drop'].value, expected, atol=2e-6)
 
 
-@pytest.mark.parametrize('scheme, loop', [
-    ('lns', 'scan'), ('peri', 'unrolled'),
+@pytest.mark.parametrize('scheme, loop, d_model, rows', [
+    ('lns', 'scan', 64, 4), ('peri', 'unrolled', 64, 4), ('group_ln', 'scan', 16, 3),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ('pre', 'scan'), ('peri', 'scan'), ('pre', 'unrolled'), ('lns', 'unrolled')))])
-def test_a_layer_that_does_nothing_costs_exactly_nothing(scheme, loop):
-  """Known fault R4."""
-  config = model(scheme=scheme, num_layers=4, loop=loop)
+        ('pre', 'scan', 16, 3), ('peri', 'scan', 64, 4), ('mix', 'unrolled', 16, 3), ('lns', 'unrolled', 16, 3)))])
+def test_a_layer_that_does_nothing_costs_exactly_nothing(scheme, loop, d_model, rows):
+  """Known fault R4; at some shapes a baseline from a program of its own was 2e-7 off."""
+  config = model(scheme=scheme, num_layers=4, loop=loop, d_model=d_model, d_ff=24)
   p = silenced(config, silenced(config, params(config), '2', 'attn'), '2', 'mlp')
-  found = depth.layer_drop(config, p, [batch(), batch(seed=1)])['layer_drop']
+  found = depth.layer_drop(config, p, [batch(rows=rows, T=8), batch(rows=rows, T=8, seed=1)])['layer_drop']
   assert found.value[1] == 0.0 and found.low[1] == found.high[1] == 0.0
   assert (found.value[[0, 2, 3]] != 0).all()
 

@@ -148,9 +148,10 @@ def numpy_cosine(a, b):
   return np.sum(a * b, -1) / (np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1))
 
 
-@pytest.mark.parametrize('tokens', ['all', 'last'])
-def test_ratios_and_cosines_are_those_of_the_taps(tokens):
-  config, b = model(scheme='branch_lns', num_layers=3), batch()
+@pytest.mark.parametrize('scheme, a, tokens', [
+    ('branch_lns', 1.0, 'all'), ('branch_lns', 1.0, 'last'), ('deepnorm', (2 * 3) ** 0.25, 'all'), ('post', 1.0, 'all')])
+def test_ratios_and_cosines_are_of_what_is_added_and_what_it_is_added_to(scheme, a, tokens):
+  config, b = model(scheme=scheme, num_layers=3), batch()
   p = params(config)
   found = depth.profile(config, p, [b], tokens=tokens)
   _, out = transformer.apply(config, p, b, taps=['layers/*/*'])
@@ -160,12 +161,12 @@ def test_ratios_and_cosines_are_those_of_the_taps(tokens):
     real = real & (np.cumsum(real[:, ::-1], 1)[:, ::-1] == 1)
     assert (real.sum(1) == 1).all()
   for i, l in enumerate(config.layer_ids):
-    x = {sub: out[f'layers/{l}/{sub}_x'] for sub in ('attn', 'mlp')} | {'layer': out[f'layers/{l}/attn_x']}
+    x = {sub: a * out[f'layers/{l}/{sub}_x'] for sub in ('attn', 'mlp')} | {'layer': out[f'layers/{l}/attn_x']}
     added = {sub: out[f'layers/{l}/{sub}_branch'] for sub in ('attn', 'mlp')}
     for sub in added:
       ratio = np.sqrt(np.sum(added[sub][real] ** 2) / np.sum(x[sub][real] ** 2))
       assert found[f'{sub}_ratio'].value[i] == pytest.approx(ratio, rel=1e-5)
-    for name, branch in (added | {'layer': added['attn'] + added['mlp']}).items():
+    for name, branch in (added | {'layer': out[f'layers/{l}/out'] - x['layer']}).items():
       expected = numpy_cosine(branch, x[name])[real].mean()
       assert found[f'{name}_cosine'].value[i] == pytest.approx(expected, abs=2e-6)
     variance = np.var(out[f'layers/{l}/out'], axis=-1)[real].mean()
