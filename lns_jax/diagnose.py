@@ -69,6 +69,7 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
   _check_out(files.absolute(out).resolve(), named)
   opened = {name: _open(path, dtype) for name, path in named.items()}
   tables = {name: measures.choose(chosen, config, bool(task)) for name, (_, config, *_) in opened.items()}
+  histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') for name, (path, *_) in opened.items()}
   rows_of = {name: samples.open_sample(path, config, tokenizer, text, tokens, seq_len)
              for name, (path, config, _, tokenizer) in opened.items()}
   scored = {name: samples.open_task(path, config, tokenizer, task, rows_of[name])
@@ -79,7 +80,6 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     for name in opened:
       found[name], arrays[name] = _measure(out / name, name, opened[name], tables[name], rows_of[name], scored[name],
                                            seed)
-    histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') for name, (path, *_) in opened.items()}
     files.write_json(out / 'run_info.json', files.finite(run_info.collect(
         {'models': list(models), 'text': text, 'tokens': tokens, 'task': task, 'dtype': dtype, 'seed': seed,
          'angles': angles}, None)))

@@ -203,6 +203,16 @@ def test_what_no_file_can_be_named_is_a_sentence(path, words, run, tmp_path):
   assert list(tmp_path.iterdir()) == []
 
 
+def test_a_damaged_record_of_training_is_said_before_anything_is_measured(run, tmp_path, monkeypatch):
+  shutil.copytree(run, tmp_path / 'pre')
+  with (tmp_path / 'pre' / 'metrics.jsonl').open('a') as file:
+    file.write('[1]\n')
+  monkeypatch.setenv('HOME', str(tmp_path))
+  with pytest.raises(UserError, match=r'metrics.jsonl, line \d+ is damaged'):
+    diagnose.diagnose(['~/pre'], tmp_path / 'out', tokens=1024, chosen=['theory'])
+  assert not (tmp_path / 'out').exists()
+
+
 def test_a_bar_in_a_name_does_not_end_a_cell():
   head, _, line, *rest = scorecard.markdown({'a|b': {'layers': 2, 'tokens': 8}}).splitlines()
   assert line.startswith(r'| a\|b | 2 |') and line.replace(r'\|', '').count('|') == head.count('|') and not rest
