@@ -6,9 +6,10 @@ import functools
 import hashlib
 import json
 import math
+import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -29,6 +30,8 @@ from lns_jax.train.run import say
 TOKENS = 262_144  # the paper's, for its angular distances
 MASKS = {'decoder': 'padding counts nowhere, and no document sees another',
          'vit': 'every patch and the CLS token count'}
+# What is written beside the folders of the models.
+OWN = ('depth.json', 'plots', 'report.html', 'run_info.json', 'scorecard.md', '.lock')
 
 
 def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS, seq_len: int = 0,
@@ -62,9 +65,11 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     raise UserError(f'--tokens={tokens} leaves nothing to measure on; it must be 1 or more.')
   if angles not in sections.ANGLES:
     raise UserError(f'angles is {angles!r}; it is one of {", ".join(sections.ANGLES)}.')
-  _check_out(pathlib.Path(out).expanduser().absolute())
-  opened = {name: _open(path, dtype) for name, path in _names(models).items()}
+  named = _names(models)
+  _check_out(files.absolute(out).resolve(), named)
+  opened = {name: _open(path, dtype) for name, path in named.items()}
   tables = {name: measures.choose(chosen, config, bool(task)) for name, (_, config, *_) in opened.items()}
+  histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') for name, (path, *_) in opened.items()}
   rows_of = {name: samples.open_sample(path, config, tokenizer, text, tokens, seq_len)
              for name, (path, config, _, tokenizer) in opened.items()}
   scored = {name: samples.open_task(path, config, tokenizer, task, rows_of[name])
@@ -75,7 +80,6 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     for name in opened:
       found[name], arrays[name] = _measure(out / name, name, opened[name], tables[name], rows_of[name], scored[name],
                                            seed)
-    histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') for name, (path, *_) in opened.items()}
     files.write_json(out / 'run_info.json', files.finite(run_info.collect(
         {'models': list(models), 'text': text, 'tokens': tokens, 'task': task, 'dtype': dtype, 'seed': seed,
          'angles': angles}, None)))
@@ -88,13 +92,19 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
           'seconds': time.perf_counter() - start}
 
 
-def _check_out(out: pathlib.Path):
-  """Refuses a run folder, whose own files would be overwritten, and the folders of its checkpoints."""
+def _check_out(out: pathlib.Path, names: Iterable[str]):
+  """Refuses run folders, whose own files would be overwritten, for all results or a model's, and what is in them."""
+  if (out / 'checkpoints').is_dir():
+    raise UserError(f'--out={out} is a run folder, whose own files would be overwritten; {out / "depth"} would do.')
+  for name in names:
+    if (out / name / 'checkpoints').is_dir():
+      raise UserError(f'the results of {name} would be written to {out / name}, which is a run folder; '
+                      f'--out={out / "depth"} would do.')
   for folder in (out, *out.parents):
-    if folder == out and (out / 'checkpoints').is_dir():
-      raise UserError(f'--out={out} is a run folder, whose own files would be overwritten; {out / "depth"} would do.')
-    if folder.name == 'checkpoints' and (folder.parent / 'metrics.jsonl').exists():
-      raise UserError(f'--out={out} is among the checkpoints of a run; {folder.parent / "depth"} would do.')
+    run = folder.parent
+    if folder.name in ('checkpoints', 'tokenizer') and (run / 'checkpoints').is_dir() and any(
+        (run / file).exists() for file in ('metrics.jsonl', 'run_info.json')):
+      raise UserError(f'--out={out} is inside the {folder.name} of a run; {run / "depth"} would do.')
 
 
 @contextlib.contextmanager
@@ -107,22 +117,33 @@ def _explained():
 
 
 def _names(models: Sequence[str]) -> dict[str, str]:
-  """A short name for each path: its last parts, as many as tell them apart."""
+  """A short name for each path: its last parts, as many as tell them apart, and from the command's own files."""
   if not models or not all(models):
     raise UserError('--model must name run folders, separated by commas; ' + (
         'one of the names is empty.' if models else 'it is empty.'))
-  paths = [pathlib.Path(m).expanduser().absolute() for m in models]
+  paths = [_parts(m) for m in models]
   if len(set(paths)) < len(paths):
     raise UserError(f'{next(m for m, p in zip(models, paths) if paths.count(p) > 1)} is given twice.')
-  for depth in range(1, max(len(p.parts) for p in paths)):
-    names = ['_'.join(p.parts[-depth:]) for p in paths]
-    if len(set(names)) == len(names):
+  for depth in range(1, max(map(len, paths)) + 1):
+    names = ['_'.join(p[-depth:]) for p in paths]
+    if len(set(names)) == len(names) and not {'', *OWN} & set(names):
       return dict(zip(names, models))
-  return {f'{i}_{p.name}': m for i, (p, m) in enumerate(zip(paths, models))}
+  return {'_'.join((str(i), *p[-1:])): m for i, (p, m) in enumerate(zip(paths, models))}
+
+
+def _parts(model: str) -> tuple[str, ...]:
+  """Names on the way to a model, none of them '..'."""
+  if '://' in model:
+    return tuple(part for part in model.split('/') if part not in ('', '.', '..'))
+  try:
+    return files.absolute(model).resolve().parts[1:]
+  except (OSError, RuntimeError) as e:  # links in a circle
+    raise UserError(f'{model} cannot be opened: {getattr(e, "strerror", None) or e}.') from None
 
 
 def _open(path: str, dtype: str):
   """(path, config, stacked parameters, tokenizer); refuses weights that are not finite."""
+  path = os.path.expanduser(path)
   if dtype:
     param.dtypes(ModelConfig(precision=dtype))  # what this machine cannot do is known before anything is cast
   config, params, tokenizer = load(path, dtype=dtype or None)

@@ -9,6 +9,25 @@ import shutil
 
 import numpy as np
 
+from lns_jax.errors import UserError
+
+LONGEST = 255  # bytes in a name, on every common file system
+
+
+def absolute(path) -> pathlib.Path:
+  """The absolute path, ~ expanded. Raises UserError for what no file can be named."""
+  shown = repr(str(path) if len(str(path)) <= 80 else f'{str(path)[:77]}...')
+  try:
+    path = pathlib.Path(path).expanduser().absolute()
+  except RuntimeError:
+    raise UserError(f'{shown} is in the home of a user that there is not.') from None
+  if '\0' in str(path):
+    raise UserError(f'{shown} is not a path: it holds a NUL character.')
+  longest = max(path.parts, key=lambda part: len(os.fsencode(part)))
+  if len(os.fsencode(longest)) > LONGEST:
+    raise UserError(f'{shown} is not a path: a name in it has {len(os.fsencode(longest))} bytes, {LONGEST} at most.')
+  return path
+
 
 @contextlib.contextmanager
 def whole(path: pathlib.Path, mode: str = 'w', **kwargs):

@@ -106,7 +106,7 @@ def compare(workdirs, *, allow_different_corpora: bool = False) -> dict:
 
 
 def _finished(workdir) -> dict:
-  info, path = run_info.read(workdir), pathlib.Path(workdir) / 'result.json'
+  info, path = run_info.read(workdir), pathlib.Path(workdir).expanduser() / 'result.json'
   if not path.is_file():
     raise UserError(f'{workdir} is not finished: it has no result.json; run its pretrain command again.')
   result = run_info.read_json(path, workdir)

@@ -17,7 +17,7 @@ import pytest
 import tiny
 from lns_jax import config as config_lib
 from lns_jax import diagnose, presets, samples, sharding
-from lns_jax.depth import record
+from lns_jax.depth import record, scorecard
 from lns_jax.errors import UserError
 from lns_jax.interop.load import load_run_config
 from lns_jax.train import checkpoint, loop, resume
@@ -150,7 +150,7 @@ def test_a_folder_that_is_not_free_for_results_is_refused(run, tmp_path):
   (tmp_path / 'taken' / 'pre' / 'theory.npz').mkdir()
   with resume.alone(tmp_path / 'taken'):
     for out, words in (('', '--out must be given'), (run, f'is a run folder.*{run}/depth would do'),
-                       (run / 'checkpoints' / 'depth', 'among the checkpoints'),
+                       (run / 'checkpoints' / 'depth', 'inside the checkpoints'),
                        (tmp_path / 'file', 'cannot be used as --out'),
                        (tmp_path / 'file' / 'x', 'cannot be used as --out'),
                        (tmp_path / 'taken', 'another process is at work.*another --out')):
@@ -160,6 +160,63 @@ def test_a_folder_that_is_not_free_for_results_is_refused(run, tmp_path):
     diagnose.diagnose([str(run)], tmp_path / 'taken', tokens=2048, chosen=['theory'])
   assert not (tmp_path / 'taken' / 'depth.json').exists()
   assert before == {p: p.read_bytes() for p in run.rglob('*') if p.is_file()}
+
+
+def test_results_never_land_in_a_run_folder(run, tmp_path):
+  before = {p: p.read_bytes() for p in run.parent.rglob('*') if p.is_file()}
+  (tmp_path / 'link').symlink_to(run / 'checkpoints')
+  for out, words in ((run.parent, f'results of pre would be written to {run}, which is a run folder'),
+                     (run / 'tokenizer', f'inside the tokenizer of a run; {run}/depth would do'),
+                     (tmp_path / 'link' / 'depth', 'inside the checkpoints of a run')):
+    with pytest.raises(UserError, match=words):
+      diagnose.diagnose([str(run)], out, tokens=1024, chosen=['theory'])
+  assert before == {p: p.read_bytes() for p in run.parent.rglob('*') if p.is_file()}
+
+
+@pytest.mark.parametrize('models, names', [
+    (['..'], ['b']), (['.'], ['c']), (['../../x/pre', '../y/pre'], ['x_pre', 'y_pre']), (['../plots'], ['b_plots']),
+    (['../plots', '/a/b/c'], ['b_plots', 'b_c']), (['/plots'], ['0_plots']), (['/a/pre', '/pre'], ['a_pre', 'pre']),
+    (['/'], ['0']), (['hf://org/pre'], ['pre']), (['hf://..'], ['hf:'])])
+def test_names_are_those_of_the_folders_themselves(models, names, tmp_path, monkeypatch):
+  (tmp_path / 'a' / 'b' / 'c').mkdir(parents=True)
+  monkeypatch.chdir(tmp_path / 'a' / 'b' / 'c')
+  models = [m.replace('/a/b', str(tmp_path / 'a' / 'b')) for m in models]
+  found = diagnose._names(models)
+  assert list(found) == names and list(found.values()) == models
+
+
+@pytest.mark.parametrize('other', ['../b/pre', '~/b/pre', 'link'])
+def test_a_model_by_two_paths_is_given_twice(other, tmp_path, monkeypatch):
+  (tmp_path / 'b' / 'pre').mkdir(parents=True)
+  monkeypatch.setenv('HOME', str(tmp_path))
+  monkeypatch.chdir(tmp_path / 'b')
+  (tmp_path / 'b' / 'link').symlink_to('pre')
+  with pytest.raises(UserError, match='is given twice'):
+    diagnose._names(['pre', other])
+
+
+@pytest.mark.parametrize('path, words', [
+    ('x' * 300, 'has 300 bytes, 255 at most'), ('a\0b', 'holds a NUL'), ('~nobody_of_that_name/x', 'home of a user')])
+def test_what_no_file_can_be_named_is_a_sentence(path, words, run, tmp_path):
+  for models, out in (([path], tmp_path / 'out'), ([str(run)], path)):
+    with pytest.raises(UserError, match=words):
+      diagnose.diagnose(models, out)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_record_of_training_is_said_before_anything_is_measured(run, tmp_path, monkeypatch):
+  shutil.copytree(run, tmp_path / 'pre')
+  with (tmp_path / 'pre' / 'metrics.jsonl').open('a') as file:
+    file.write('[1]\n')
+  monkeypatch.setenv('HOME', str(tmp_path))
+  with pytest.raises(UserError, match=r'metrics.jsonl, line \d+ is damaged'):
+    diagnose.diagnose(['~/pre'], tmp_path / 'out', tokens=1024, chosen=['theory'])
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_bar_in_a_name_does_not_end_a_cell():
+  head, _, line, *rest = scorecard.markdown({'a|b': {'layers': 2, 'tokens': 8}}).splitlines()
+  assert line.startswith(r'| a\|b | 2 |') and line.replace(r'\|', '').count('|') == head.count('|') and not rest
 
 
 def saved(workdir, run, num_layers: int, change=lambda params: None):

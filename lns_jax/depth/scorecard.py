@@ -45,4 +45,5 @@ def rows(models: Mapping[str, dict]) -> tuple[list[str], list[list[str]]]:
 def markdown(models: Mapping[str, dict]) -> str:
   """The table for a page of docs: paste a row there to add a model."""
   heads, lines = rows(models)
-  return '\n'.join(f'| {" | ".join(line)} |' for line in (heads, ['---'] * len(heads), *lines)) + '\n'
+  escaped = [[cell.replace('|', r'\|') for cell in line] for line in lines]
+  return '\n'.join(f'| {" | ".join(line)} |' for line in (heads, ['---'] * len(heads), *escaped)) + '\n'

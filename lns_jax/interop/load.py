@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lns_jax import config as config_lib
+from lns_jax import files
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
 from lns_jax.layers import schemes
@@ -23,7 +24,7 @@ def load_run_config(workdir, step: int | None = None) -> tuple[int, config_lib.R
 
 
 def _checkpoints(workdir) -> pathlib.Path:
-  folder = pathlib.Path(workdir).expanduser().absolute() / 'checkpoints'
+  folder = files.absolute(workdir) / 'checkpoints'
   if not folder.is_dir():
     raise UserError(f'{workdir} is not a run folder: it has no checkpoints; give the --workdir of a run.')
   return folder
@@ -58,5 +59,5 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   params = layout.native(jax.device_put(params, None if config.loop == 'scan' else sharding), config)
   if sharding is not None and config.loop == 'scan':
     params = jax.device_put(params, sharding)
-  tokenizer = tokenizers.load(pathlib.Path(path) / 'tokenizer') if config.family == 'decoder' else None
+  tokenizer = tokenizers.load(files.absolute(path) / 'tokenizer') if config.family == 'decoder' else None
   return config, params, tokenizer

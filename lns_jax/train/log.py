@@ -12,17 +12,24 @@ from lns_jax.errors import UserError
 
 
 def read(path: pathlib.Path) -> list[dict]:
-  """Lines of a metrics.jsonl; a last line that a kill cut short is left out."""
-  if not path.exists():
+  """Lines of a metrics.jsonl; a last line that a kill cut short is left out. Raises UserError for a damaged one."""
+  try:
+    lines = path.read_text(errors='replace').splitlines()
+  except FileNotFoundError:
     return []
-  lines = path.read_text().splitlines()
+  except OSError as e:
+    raise UserError(f'{path} cannot be read: {e.strerror}.') from None
   records = []
   for i, line in enumerate(lines):
     try:
-      records.append(json.loads(line))
+      record = json.loads(line)
     except json.JSONDecodeError:
-      if i + 1 < len(lines):
-        raise UserError(f'{path}, line {i + 1} is damaged; remove that line and run the command again.') from None
+      if i + 1 == len(lines):
+        break
+      record = None
+    if not isinstance(record, dict) or not isinstance(record.get('step'), int):
+      raise UserError(f'{path}, line {i + 1} is damaged; remove that line and run the command again.')
+    records.append(record)
   return records
 
 

@@ -62,7 +62,7 @@ def collect(config: dict[str, Any], corpus_hash: str | None) -> dict[str, Any]:
 
 def read(workdir) -> dict[str, Any]:
   """The run_info.json of a run folder. Raises UserError when there is none or it is damaged."""
-  path = pathlib.Path(workdir) / 'run_info.json'
+  path = pathlib.Path(workdir).expanduser() / 'run_info.json'
   if not path.is_file():
     raise UserError(f'{workdir} is not a run folder: it has no run_info.json.')
   return read_json(path, workdir)

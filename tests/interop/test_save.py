@@ -82,6 +82,14 @@ def test_the_folder_says_where_it_comes_from(run, tmp_path):
   assert config_lib.to_dict(resolved) == run_info.read(twice)['config']
 
 
+def test_a_home_is_expanded_in_every_path(run, tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(run.parent))
+  config, whole, tokenizer = lns_jax.load('~/run')
+  assert tokenizer.vocab_size == lns_jax.load(run)[2].vocab_size
+  save_lib.save(config, whole, '~/copy', like='~/run')
+  assert run_info.read('~/copy')['origin']['path'] == str(run)
+
+
 def test_types_of_the_parameters_stay(run, tmp_path):
   config, whole, _ = lns_jax.load(run, dtype=jnp.bfloat16)
   save_lib.save(config, whole, tmp_path / 'half', like=run)

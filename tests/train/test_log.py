@@ -6,6 +6,9 @@ import threading
 
 from tensorboardX.proto import event_pb2
 
+import pytest
+
+from lns_jax.errors import UserError
 from lns_jax.train import log
 
 
@@ -41,6 +44,22 @@ def test_steps_that_a_killed_run_repeats_are_shown_once_and_none_is_lost(tmp_pat
   expected = {1: 0.1, 2: 0.2, 3: 2.3}
   assert shown(tmp_path) == expected
   assert {r['step']: r['loss'] for r in log.read(tmp_path / 'metrics.jsonl')} == expected
+
+
+@pytest.mark.parametrize('line', ['[1]', '3', 'null', '{}', '{"step": "x"}', '{"step": 2', '', '\xff'])
+def test_a_line_that_is_no_record_is_named(line, tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  path.write_bytes(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'.encode('latin-1'))
+  with pytest.raises(UserError, match='metrics.jsonl, line 2 is damaged; remove that line'):
+    log.read(path)
+
+
+def test_a_last_line_cut_short_is_left_out_and_a_folder_is_refused(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  path.write_text('{"step": 1}\n{"step": 2, "lo')
+  assert log.read(path) == [{'step': 1}] and log.read(tmp_path / 'none') == []
+  with pytest.raises(UserError, match='cannot be read: Is a directory'):
+    log.read(tmp_path)
 
 
 def test_a_run_that_starts_anew_shows_nothing_of_the_one_before(tmp_path):
