@@ -187,11 +187,17 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
       bar.update(end - bar.n)
       everything |= found
       taken[kind] = samples.size(rows) | {'seconds': seconds}
+    for kind, measure in measures.LOSS.items():  # what an earlier call has taken of the same stays in the report
+      rows = sample.part(measure.share)
+      kept = None if kind in table else _load(folder / f'{kind}.npz', about | {'rows': _digest(rows), 'measure': kind})
+      if kept:
+        everything |= kept[0]
+        taken[kind] = samples.size(rows) | {'seconds': kept[1]}
   for kind, why in refused.items():
     say(f'{name}: {kind} was not taken: {why}')
   if not taken:
     raise UserError(next(iter(refused.values())))
-  in_files = {key for measure in table.values() for key in measure.arrays}
+  in_files = {key for measure in measures.MEASURES.values() for key in measure.arrays}
   result = record.make(name, config, {k: v for k, v in everything.items() if k not in in_files}) | {
       'path': str(path), 'scheme': config.scheme, 'dtype': str(compute), 'weights_dtype': str(weights),
       'sample': sample.words, 'sample_hash': _digest(sample.rows), 'mask': mask, 'measures': taken, 'refused': refused,
@@ -203,15 +209,22 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
                   if isinstance(e, (Estimate, np.ndarray))}
 
 
-def _kept(path: pathlib.Path, about: dict, run) -> tuple[dict, float]:
-  """(what a measure found, the seconds it took): as kept in `path` if that is about the same, else taken and kept."""
+def _load(path: pathlib.Path, about: dict) -> tuple[dict, float] | None:
+  """(what a measure found, the seconds it took) as kept in `path`; None where that is not about the same."""
   kept = record.load(path)
-  if kept is None or {k: v for k, v in kept[1].items() if k != 'seconds'} != about:
+  same = kept and {k: v for k, v in kept[1].items() if k != 'seconds'} == about
+  return (kept[0], kept[1]['seconds']) if same else None
+
+
+def _kept(path: pathlib.Path, about: dict, run) -> tuple[dict, float]:
+  """As `_load`; taken by `run`, and kept, where there is nothing to load."""
+  kept = _load(path, about)
+  if kept is None:
     start = time.perf_counter()
     found = run()
-    kept = found, about | {'seconds': time.perf_counter() - start}
-    record.save(path, *kept)
-  return kept[0], kept[1]['seconds']
+    kept = found, time.perf_counter() - start
+    record.save(path, kept[0], about | {'seconds': kept[1]})
+  return kept
 
 
 def _about(config: ModelConfig, params, seed: int) -> dict:

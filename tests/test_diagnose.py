@@ -244,6 +244,16 @@ def test_a_measure_that_cannot_be_taken_is_named_and_the_others_stand(run, tmp_p
     diagnose.diagnose([str(run)], tmp_path / 'two', text=str(tmp_path / 'short.txt'), chosen=['linear'])
 
 
+def test_a_call_for_other_measures_adds_to_what_is_there(run, tmp_path):
+  take = lambda tokens, *chosen: diagnose.diagnose([str(run)], tmp_path, tokens=tokens, chosen=chosen)
+  take(1024, 'layer_drop')
+  take(1024, 'profile')
+  found = json.loads((tmp_path / 'depth.json').read_text())
+  assert set(found['measures']) == {'layer_drop', 'profile'} and found['layer_drop'] and found['variance']
+  take(512, 'profile')  # what was taken on other rows is not mixed with it
+  assert set(json.loads((tmp_path / 'depth.json').read_text())['measures']) == {'profile'}
+
+
 def test_a_run_whose_text_has_changed_is_not_measured_on_other_text_in_silence(run, tmp_path):
   other = saved(tmp_path / 'other', run, 2)
   info = json.loads((tmp_path / 'other' / 'run_info.json').read_text())

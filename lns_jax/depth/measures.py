@@ -10,7 +10,8 @@ from lns_jax.depth import growth, heat, lens, linear, projection, removal, simil
 from lns_jax.depth.estimate import Estimate
 from lns_jax.depth.gradients import gradients  # functions of their modules' names
 from lns_jax.depth.jacobian import jacobian
-from lns_jax.depth.perturb import perturb
+from lns_jax.depth.perturb import NOISES, SCALES, perturb
+from lns_jax.depth.spectral import LEVELS
 from lns_jax.errors import UserError, nearest
 
 Found = dict  # name -> Estimate, or a plain value of numbers, lists and strings
@@ -77,6 +78,16 @@ def _projected_arrays(name: str) -> tuple[str, ...]:
   return tuple(f'{name}_{key}' for key in ('points', 'sequence', 'position', 'token', 'frequency'))
 
 
+def _perturbed(config, params, batches, *, seed) -> Found:
+  found = perturb(config, params, batches, seed=seed)
+  return {'noise_baseline': found.pop('baseline'), **found, 'noise_sizes': list(NOISES),
+          'scale_factors': list(SCALES)}
+
+
+def _jacobians(config, params, batches, *, seed) -> Found:
+  return jacobian(config, params, batches, seed=seed) | {'spectrum_levels': list(LEVELS)}
+
+
 def _all_blocks(config: ModelConfig) -> float:
   """Suffixes of all blocks of layers, which pruning tries about as many of."""
   return config.num_layers ** 2 / 6 + config.num_layers
@@ -134,14 +145,14 @@ LOSS = {
     'gradients': Measure(gradients, lambda c: 4.0,
                          'gradients of parameters and of the stream, Taylor importance, stable ranks, by layer',
                          share=1 / 4),
-    'jacobian': Measure(jacobian, lambda c: 200.0,
+    'jacobian': Measure(_jacobians, lambda c: 200.0,
                         'norms and singular values of the Jacobian of each block and of the whole stack', share=1 / 64),
     'mean_jacobian': Measure(_heat_maps, lambda c: 10 * c.d_model / c.num_layers,
                              'token-averaged Jacobians of five layers (Figure 5)',
                              share=1 / 256, arrays=('mean_jacobian',)),
     'sublayer_drop': Measure(_without_baseline(removal.sublayer_drop), lambda c: c.num_layers + 4,
                              'loss without each attention and each MLP', share=1 / 4),
-    'perturb': Measure(_without_baseline(perturb), lambda c: 4 * c.num_layers + 10,
+    'perturb': Measure(_perturbed, lambda c: 4 * c.num_layers + 10,
                        'loss with noise on each layer, with more and less of it, with neighbours swapped',
                        share=1 / 16, least=2),
     'block_drop': Measure(_without_baseline(removal.block_drop), _all_blocks,
