@@ -109,6 +109,7 @@ def test_a_small_table_is_made_and_a_second_call_runs_nothing(short, tmp_path, m
   assert {k: after[k] for k in ('loss', 'variance', 'config')} == {k: before[k] for k in ('loss', 'variance', 'config')}
 
 
+@pytest.mark.slow
 def test_a_diverged_run_is_a_record_without_a_loss(short, tmp_path, cache):
   config = config_lib.to_dict(table(tmp_path).config(Spec('post', 1e38, 0)))
   said = {'arm': 'post', 'rate': 1e38, 'seed': 0, 'cores': 1}
@@ -184,6 +185,7 @@ def test_a_record_in_the_folder_of_another_run_is_refused(tmp_path):
     schemes.load(of)
 
 
+@pytest.mark.slow
 def test_a_finished_run_without_its_log_says_what_to_remove(short, tmp_path, cache):
   spec = Spec('pre', 8e-3, 0)
   config, folder = config_lib.to_dict(table(tmp_path).config(spec)), tmp_path / 'runs' / spec.name

@@ -125,7 +125,8 @@ def interrupted(config, workdir, at, monkeypatch):
 
 
 @pytest.mark.parametrize('loop_kind, scheme', [
-    ('unrolled', 'lns'), ('scan', 'lns'), ('scan', 'prores'), ('scan', 'admin')])
+    ('unrolled', 'lns'), ('scan', 'lns'),
+    *(pytest.param('scan', scheme, marks=pytest.mark.slow) for scheme in ('prores', 'admin'))])
 def test_going_on_twice_equals_never_stopped_bit_for_bit(text, tmp_path, monkeypatch, loop_kind, scheme):
   """Known fault C1. A growing factor goes on where it was; a start from data is not profiled again."""
   config = settings(text, model={'loop': loop_kind, 'scheme': scheme, 'prores_steps': 3}, train={'accumulation': 1})
