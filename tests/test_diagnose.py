@@ -236,11 +236,11 @@ def test_a_measure_that_cannot_be_taken_is_named_and_the_others_stand(run, tmp_p
   (tmp_path / 'short.txt').write_text('def f(x): return x')
   diagnose.diagnose([str(run)], tmp_path / 'out', text=str(tmp_path / 'short.txt'), chosen=['layer_drop', 'linear'])
   found = json.loads((tmp_path / 'out' / 'depth.json').read_text())
-  assert list(found['measures']) == ['layer_drop'] and 'no sequence is held out' in found['refused']['linear']
+  assert list(found['measures']) == ['layer_drop'] and 'a linear map of 32 units' in found['refused']['linear']
   assert 'linear was not taken' in capsys.readouterr().err
-  assert 'no sequence is held out' in (tmp_path / 'out' / 'report.html').read_text()
+  assert 'a linear map of 32 units' in (tmp_path / 'out' / 'report.html').read_text()
   assert set(found['intervals']['layer_drop']['low']) == {None}  # one row has no interval
-  with pytest.raises(UserError, match='no sequence is held out'):  # when nothing else was asked for
+  with pytest.raises(UserError, match='a linear map of 32 units'):  # when nothing else was asked for
     diagnose.diagnose([str(run)], tmp_path / 'two', text=str(tmp_path / 'short.txt'), chosen=['linear'])
 
 

@@ -24,7 +24,8 @@ class Estimate:
   def of(cls, each: np.ndarray, tokens: float) -> 'Estimate':
     """From the number itself and its bootstrap replicates, [1 + replicates, ...]; no interval where all are NaN."""
     undefined = np.isnan(each[0]) | np.isnan(each[1:]).all(axis=0)
-    low, high = np.nanquantile(np.where(undefined, 0.0, each)[1:], [0.025, 0.975], axis=0)
+    drawn = np.where(undefined, 0.0, each)[1:] if len(each) > 1 else np.zeros_like(each)
+    low, high = np.nanquantile(drawn, [0.025, 0.975], axis=0)
     blank = lambda v: np.where(undefined, np.nan, v)
     return cls(each[0], blank(low), blank(high), tokens)
 
@@ -32,7 +33,8 @@ class Estimate:
 class Mean:
   """sum / weight, accumulated in float64 in memory that does not grow with the sample.
 
-  A single sequence has no interval. The interval is the Poisson bootstrap: each sequence enters each replicate Poisson(1) times, so that the
+  A single sequence has no interval. The interval is the Poisson bootstrap: each sequence enters each replicate
+  Poisson(1) times, so that the
   replicates can be summed on the way. The draws depend on `seed` alone: measures with the same seed and
   sequences are paired, and what is computed from several of them can be computed replicate by replicate.
   """

@@ -7,7 +7,7 @@ import numpy as np
 from lns_jax.depth import findings, plots, plots_maps
 from lns_jax.depth.findings import number
 from lns_jax.depth.plots import Band, floats
-from lns_jax.depth.sections import Picture, Section, bands, ids_of
+from lns_jax.depth.sections import Picture, Section, band_of, bands, ids_of
 
 
 def lens(models: Mapping[str, dict]) -> Section | None:

@@ -87,7 +87,7 @@ def test_the_headline_says_how_many_layers_could_go_alone_and_together():
   models = {'x': _prunable(removable=12.0, prunable=4.0), 'y': _prunable(removable=14.0), 'z': _prunable(prunable=2.0)}
   assert findings.headline(models | {'w': _prunable()}) == (
       'At less than 1% more loss, and without any retraining, x can lose any one of 12 (11 to 13) of its 16 layers, or 4 '
-      '(3 to 5) of them together; y can lose any one of 14 (13 to 15) of its 16 layers; z can lose 2 (1 to 3) of its 16 '
+      '(3 to 5) together; y can lose any one of 14 (13 to 15) of its 16 layers; z can lose 2 (1 to 3) of its 16 '
       'layers together.')
   assert findings.headline({'w': _prunable()}) == ''
 
