@@ -145,8 +145,8 @@ def test_an_out_that_exists_and_a_model_that_does_not_are_refused(run, tmp_path)
 
 
 @pytest.mark.parametrize('argument, words', [
-    ('--drop_layers=2,x', ["'x'", 'not a whole number']), ('--most_rise=-1', ['most_rise']), ('--most_rise=nan', ['most_rise']),
-    ('--drop_layers=2,9', ['no layer 9', '1-4'])])
+    ('--drop_layers=2,x', ["'x'", 'not a whole number']), ('--most_rise=-1', ['most_rise']),
+    ('--most_rise=nan', ['most_rise']), ('--drop_layers=2,9', ['no layer 9', '1-4'])])
 def test_a_mistake_on_the_command_line_is_one_sentence(argument, words, run, tmp_path):
   found = command(PRUNE, f'--model={run}', f'--out={tmp_path / "less"}', argument)
   assert found.returncode == 1 and not found.stdout and list(tmp_path.iterdir()) == []
