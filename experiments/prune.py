@@ -31,7 +31,7 @@ def main():
 
 def launch():
   """Entry point."""
-  cli.run(main)
+  cli.run(main, interrupted='--out is there whole or not at all, and the same command starts from the beginning')
 
 
 if __name__ == '__main__':

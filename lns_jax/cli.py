@@ -144,11 +144,13 @@ def _quiet():
   python_logging.getLogger('jax').setLevel(python_logging.ERROR)
 
 
-def run(main: Callable, *, arguments: str = ''):
+def run(main: Callable, *, arguments: str = '',
+        interrupted: str = 'what was saved is intact, and the same command goes on from there'):
   """Runs an absl main and prints the dict that it returns as the last line of stdout.
 
   Args:
     main: takes nothing, or the list of positional arguments when `arguments` says what they are.
+    interrupted: what is true after Ctrl-C.
 
   Exit codes: 0, 1 (an error of the user's, one sentence on stderr), 75 (preempted: run it again), 130 (Ctrl-C).
   """
@@ -164,7 +166,7 @@ def run(main: Callable, *, arguments: str = ''):
       print(f'preempted: {e}', file=sys.stderr, flush=True)
       sys.exit(75)
     except KeyboardInterrupt:
-      print('interrupted; what was saved is intact, and the same command goes on from there.', file=sys.stderr)
+      print(f'interrupted; {interrupted}.', file=sys.stderr, flush=True)
       sys.exit(130)
     if result is not None:
       print(json.dumps(files.finite(result), allow_nan=False), flush=True)

@@ -1,11 +1,14 @@
 """Files that are either whole or as they were, and JSON that every reader accepts."""
 
 import contextlib
+import glob
 import json
 import math
 import os
 import pathlib
 import shutil
+import signal
+import threading
 
 import numpy as np
 
@@ -42,15 +45,59 @@ def whole(path: pathlib.Path, mode: str = 'w', **kwargs):
 
 @contextlib.contextmanager
 def whole_folder(path: pathlib.Path):
-  """A folder to fill, which becomes `path` at the end; after an error nothing is left of it. Raises OSError."""
-  partial = path.with_name(f'{path.name}.unfinished-{os.getpid()}')
-  partial.mkdir(parents=True)
+  """A folder to fill, which becomes `path` at the end. Raises OSError.
+
+  After an error, Ctrl-C or SIGTERM nothing is left of it, nor of folders above that were not there; what a killed
+  process left of the same folder is removed first.
+  """
+  for left in path.parent.glob(glob.escape(path.name) + '.unfinished-*'):
+    if not _alive(left.name.rpartition('-')[2]):
+      shutil.rmtree(left, ignore_errors=True)
+  partial = unfinished(path)
+  made = [folder for folder in path.parents if not folder.exists()]  # from the lowest up
+  with _terminable():
+    try:
+      partial.mkdir(parents=True)
+      yield partial
+      os.rename(partial, path)
+    except BaseException:
+      shutil.rmtree(partial, ignore_errors=True)
+      with contextlib.suppress(OSError):  # somebody else has put something there
+        for folder in made:
+          folder.rmdir()
+      raise
+
+
+def unfinished(path: pathlib.Path) -> pathlib.Path:
+  """What this process calls a folder while it is filled."""
+  return path.with_name(f'{path.name}.unfinished-{os.getpid()}')
+
+
+def _alive(pid: str) -> bool:
+  """Whether there is such a process, or what is asked for is none."""
   try:
-    yield partial
-    os.rename(partial, path)
-  except BaseException:
-    shutil.rmtree(partial, ignore_errors=True)
-    raise
+    os.kill(int(pid), 0)
+  except (ProcessLookupError, OverflowError):
+    return False
+  except (ValueError, PermissionError):  # not ours to judge; somebody else's
+    return True
+  return True
+
+
+@contextlib.contextmanager
+def _terminable():
+  """SIGTERM ends the program as an exception, with the code of a shell, unless it is dealt with already."""
+  if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    yield
+    return
+  def end(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break off the clearing up
+    raise SystemExit(128 + signal.SIGTERM)
+  signal.signal(signal.SIGTERM, end)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def write_text(path: pathlib.Path, text: str):

@@ -48,7 +48,9 @@ def prune(model, out, *, drop_layers: Sequence[int] = (), most_rise: float | Non
   start = time.perf_counter()
   if bool(drop_layers) == (most_rise is not None):
     raise UserError('give one of --drop_layers, the layers to remove, and --most_rise, what removing layers may cost.')
-  out = save_lib.new_folder(out)
+  if most_rise is not None and math.isnan(most_rise):
+    raise UserError('--most_rise is not a number; 0.01 lets the loss rise by less than 1 %.')
+  out, drop_layers = save_lib.new_folder(out), list(dict.fromkeys(drop_layers))
   step, run = load_run_config(model)
   config, params, _ = load(model, step=step)
   sample = None
@@ -64,7 +66,7 @@ def prune(model, out, *, drop_layers: Sequence[int] = (), most_rise: float | Non
   after['params'] = sum(x.size for x in jax.tree.leaves(less[1]))
   save_lib.save(*less, out, like=model, step=step, result=after | {'step': step})
   shown = lambda found: {k: found[k] for k in runs.KEYS if k in found}
-  return {'out': str(out), 'removed_layers': list(drop_layers), 'layer_ids': list(less[0].layer_ids),
+  return {'out': str(out), 'removed_layers': drop_layers, 'layer_ids': list(less[0].layer_ids),
           'before': shown(before), 'after': shown(after), 'rise': after['loss'] - before['loss'],
           'relative_rise': after['loss'] / before['loss'] - 1, 'step': step, 'sample': sample,
           'seconds': time.perf_counter() - start}

@@ -156,6 +156,9 @@ def test_a_folder_that_is_not_free_for_results_is_refused(run, tmp_path):
                        (tmp_path / 'taken', 'another process is at work.*another --out')):
       with pytest.raises(UserError, match=words):
         diagnose.diagnose([str(run)], out, tokens=2048, chosen=['theory'])
+  (tmp_path / 'locked' / '.lock').mkdir(parents=True)
+  with pytest.raises(UserError, match='locked/.lock cannot be written: Is a directory; --out needs that file'):
+    diagnose.diagnose([str(run)], tmp_path / 'locked', tokens=2048, chosen=['theory'])
   with pytest.raises(UserError, match='pre/theory.npz.* cannot be written'):
     diagnose.diagnose([str(run)], tmp_path / 'taken', tokens=2048, chosen=['theory'])
   assert not (tmp_path / 'taken' / 'depth.json').exists()

@@ -28,7 +28,7 @@ def run(text, tmp_path_factory):  # noqa: F811
 @pytest.fixture(scope='module')
 def pruned(run, tmp_path_factory):
   out = tmp_path_factory.mktemp('pruned') / 'without_2'
-  return out, surgery.prune(run, out, drop_layers=[2])
+  return out, surgery.prune(run, out, drop_layers=[2, 2])  # named twice, it goes once
 
 
 def test_the_loss_without_a_layer_is_the_baseline_and_what_its_removal_costs(run, pruned):
@@ -124,6 +124,7 @@ def test_a_model_of_images_is_pruned_by_images(tmp_path):
 @pytest.mark.parametrize('choice, words', [
     ({}, '--drop_layers.*--most_rise'),
     ({'drop_layers': [2], 'most_rise': 0.01}, 'one of --drop_layers.*--most_rise'),
+    ({'most_rise': float('nan')}, '--most_rise is not a number'),
     ({'drop_layers': [2, 9]}, 'no layer 9; its layers are 1-4'),
     ({'drop_layers': [1, 2, 3, 4]}, 'every layer'),
 ])
@@ -145,7 +146,7 @@ def test_an_out_that_exists_and_a_model_that_does_not_are_refused(run, tmp_path)
 
 @pytest.mark.parametrize('argument, words', [
     ('--drop_layers=2,x', ["'x'", 'not a whole number']), ('--most_rise=-1', ['most_rise']),
-    ('--drop_layers=2,9', ['no layer 9', '1-4'])])
+    ('--most_rise=nan', ['most_rise']), ('--drop_layers=2,9', ['no layer 9', '1-4'])])
 def test_a_mistake_on_the_command_line_is_one_sentence(argument, words, run, tmp_path):
   found = command(PRUNE, f'--model={run}', f'--out={tmp_path / "less"}', argument)
   assert found.returncode == 1 and not found.stdout and list(tmp_path.iterdir()) == []

@@ -3,6 +3,8 @@
 The paper's abstract names it beside pruning: a layer of the curse of depth can be "pruned or perturbed" unnoticed.
 """
 
+import math
+
 import numpy as np
 
 from lns_jax.config import ModelConfig
@@ -26,7 +28,8 @@ def perturb(config: ModelConfig, params, batches, *, noises=NOISES, scales=SCALE
 
   Returns:
     'baseline' []: the loss; and, as changes of it, 'noise' [len(noises), L], 'scale' [len(scales), L], and 'swap'
-    [L - 1]: layers l and l + 1 in the other order, each with its own index's factors.
+    [L - 1]: layers l and l + 1 in the other order, each with its own index's factors. What is empty is left out: 'swap'
+    of a single layer.
   """
   L = config.num_layers
   at = np.arange(L)
@@ -34,8 +37,10 @@ def perturb(config: ModelConfig, params, batches, *, noises=NOISES, scales=SCALE
            *(Plan.of('scale', at, at + 1, factor) for factor in scales), Plan.of('swap', at[:-1], at[:-1] + 2)]
   plan = sum(plans[1:], plans[0])
   baseline, change = interventions.run(config, params, batches, plan, score_fn=score_fn, seed=seed)
-  ends = np.cumsum([len(noises) * L, len(scales) * L, L - 1])
-  def part(first, last, *shape):
-    return change.estimate(lambda each: each[:, first:last].reshape(-1, *shape))
-  return {'baseline': baseline.estimate(), 'noise': part(0, ends[0], len(noises), L),
-          'scale': part(ends[0], ends[1], len(scales), L), 'swap': part(ends[1], ends[2], L - 1)}
+  found, first = {'baseline': baseline.estimate()}, 0
+  for name, shape in {'noise': (len(noises), L), 'scale': (len(scales), L), 'swap': (L - 1,)}.items():
+    part = slice(first, first + math.prod(shape))
+    if math.prod(shape):
+      found[name] = change.estimate(lambda each, part=part, shape=shape: each[:, part].reshape(-1, *shape))
+    first = part.stop
+  return found

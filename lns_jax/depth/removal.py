@@ -126,8 +126,13 @@ def prune(config: ModelConfig, params, batches, *, most: int | None = None, scor
   Returns:
     order: the layers' own ids. rise [most]: loss without the first 1, 2, ... of them minus that of the whole model.
     prunable []: how many of them can go before the rise of the loss reaches SMALL for the first time.
+
+  Raises:
+    UserError: as `layer_drop`, and for batches that can be read only once.
   """
   check_spare(config)
+  if iter(batches) is batches:
+    raise UserError('pruning reads the batches once a round: give a list of them, not an iterator.')
   L = config.num_layers
   removed, rises = [], []
   for _ in range(L - 1 if most is None else min(most, L - 1)):

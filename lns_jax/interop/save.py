@@ -19,7 +19,8 @@ def new_folder(out) -> pathlib.Path:
   """The absolute path of a folder that can be made. Raises UserError when it exists or there is no way to make it."""
   if '://' in str(out):
     raise UserError(f'{out} is not a local folder; write to one and copy it there.')
-  path = pathlib.Path(out).expanduser().absolute()
+  path = files.absolute(out)
+  files.absolute(files.unfinished(path))  # a longer name
   if os.path.lexists(path):
     raise UserError(f'{path} exists, and nothing is written over it; give a folder that does not.')
   above = next(p for p in path.parents if p.exists())

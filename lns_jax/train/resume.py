@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from lns_jax import config as config_lib
-from lns_jax import sharding
+from lns_jax import files, sharding
 from lns_jax.config import RunConfig
 from lns_jax.errors import UserError
 from lns_jax.models import layout
@@ -30,7 +30,7 @@ def open_workdir(workdir: str | pathlib.Path, flag: str = '--workdir') -> pathli
     raise UserError(f'{flag} must be given: it is empty.')
   if '://' in str(workdir):
     raise UserError(f'{workdir} is not a local folder, which {flag} must be; copy it there when all is done.')
-  path = pathlib.Path(workdir).expanduser().absolute()
+  path = files.absolute(workdir)
   try:
     path.mkdir(parents=True, exist_ok=True)
     probe = path / '.probe'
@@ -43,8 +43,12 @@ def open_workdir(workdir: str | pathlib.Path, flag: str = '--workdir') -> pathli
 
 @contextlib.contextmanager
 def alone(workdir: pathlib.Path, flag: str = '--workdir'):
-  """Holds the folder that `flag` names for this process. Raises UserError when another one does."""
-  with open(workdir / '.lock', 'w') as file:
+  """Holds the folder that `flag` names for this process. Raises UserError when another one does, or none can."""
+  try:
+    opened = open(workdir / '.lock', 'w')
+  except OSError as e:
+    raise UserError(f'{workdir / ".lock"} cannot be written: {e.strerror}; {flag} needs that file.') from None
+  with opened as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -41,6 +41,13 @@ def test_limits_and_swaps(scheme):
   np.testing.assert_allclose(found['swap'].value, expected, atol=5e-6)
 
 
+def test_a_single_layer_has_no_neighbour_to_swap_with():
+  config = model(num_layers=1)
+  found = depth.perturb(config, params(config), [batch()], scales=(1.0,))
+  assert found.keys() == {'baseline', 'noise', 'scale'}
+  assert found['noise'].value.shape == (3, 1) and abs(found['scale'].value[0, 0]) < 5e-6
+
+
 def test_noise_is_as_large_as_asked_token_by_token():
   whole = lambda i, x: x * 1.5 + 2.0
   x = jax.random.normal(jax.random.key(0), (2, 5, 8))

@@ -55,6 +55,12 @@ def test_a_layer_that_does_nothing_costs_exactly_nothing(scheme, loop, d_model, 
   assert (found.value[[0, 2, 3]] != 0).all()
 
 
+def test_pruning_refuses_batches_that_are_gone_after_one_round():
+  config = model(num_layers=3)
+  with pytest.raises(UserError, match='reads the batches once a round: give a list'):
+    depth.prune(config, params(config), (batch() for _ in range(2)))
+
+
 @pytest.mark.parametrize('scheme', ['lns', 'peri'])
 def test_without_a_sublayer_is_with_its_output_silenced(scheme):
   """Where the branch is added to an untouched stream."""
