@@ -34,9 +34,9 @@ class Mean:
   """sum / weight, accumulated in float64 in memory that does not grow with the sample.
 
   A single sequence has no interval. The interval is the Poisson bootstrap: each sequence enters each replicate
-  Poisson(1) times, so that the
-  replicates can be summed on the way. The draws depend on `seed` alone: measures with the same seed and
-  sequences are paired, and what is computed from several of them can be computed replicate by replicate.
+  Poisson(1) times, so that the replicates can be summed on the way. The draws depend on `seed` alone: measures with
+  the same seed and sequences are paired, and what is computed from several of them can be computed replicate by
+  replicate.
   """
 
   def __init__(self, seed: int = 0):
