@@ -104,7 +104,8 @@ class Pruned(typing.NamedTuple):
 
 
 def prune(config: ModelConfig, params, batches, *, most: int | None = None, score_fn: ScoreFn | None = None,
-          lower_is_better: bool = True, stop_at: float = np.inf, seed: int = 0, done: Callable[[list[int]], None] = lambda ids: None) -> Pruned:
+          lower_is_better: bool = True, stop_at: float = np.inf, seed: int = 0,
+          done: Callable[[list[int]], None] = lambda ids: None) -> Pruned:
   """Removes the layer that costs least, then of the rest the one that costs least then, and so on.
 
   Each round tries every layer that is left, on the same batches, through the same compiled program.
