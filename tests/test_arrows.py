@@ -20,7 +20,8 @@ ALLOWED = {
     'data': {'config', 'errors', 'files'},
     'depth': {'config', 'errors', 'files', 'layers', 'models'},
     'train': {'advice', 'config', 'errors', 'files', 'layers', 'models', 'data', 'sharding'},
-    'interop': {'config', 'errors', 'files', 'layers', 'models', 'data', 'sharding', 'train.checkpoint', 'train.run_info'},
+    'interop': {'config', 'errors', 'files', 'layers', 'models', 'data', 'sharding', 'train.checkpoint',
+                'train.run_info'},
     'reproduce': {'config', 'errors', 'files', 'paired', 'presets', 'cli', 'layers', 'data', 'depth', 'train'},
     'cli': {'config', 'errors', 'files', 'presets'},
 }

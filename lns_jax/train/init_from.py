@@ -52,8 +52,8 @@ def check_tokenizer(config: RunConfig, tokenizer: tokenizers.Tokenizer | None):
   if config.train.init_from and tokenizer is not None:
     own = _checkpoints(config).parent / 'tokenizer'
     if tokenizers.load(own).hash != tokenizer.hash:
-      raise UserError(f'train.init_from = {config.train.init_from!r} was trained with another tokenizer than the one of '
-                      f'this text; set --config.data.tokenizer to the file in {own}.')
+      raise UserError(f'train.init_from = {config.train.init_from!r} was trained with another tokenizer than that '
+                      f'of this text; set --config.data.tokenizer to the file in {own}.')
 
 
 def params(config: RunConfig):

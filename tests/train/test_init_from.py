@@ -15,7 +15,8 @@ from interop.test_save import run_folder
 from tiny import model
 from train.test_loop import final, interrupted, same, settings, text  # noqa: F401: a fixture
 
-ONE = {'optimizer': {'lr': 1e-2, 'warmup_steps': 1}, 'train': {'steps': 1, 'layer_stats_every': 0}}  # the first update has rate 0
+# One update, of rate 0.
+ONE = {'optimizer': {'lr': 1e-2, 'warmup_steps': 1}, 'train': {'steps': 1, 'layer_stats_every': 0}}
 
 
 @pytest.fixture(scope='module')
