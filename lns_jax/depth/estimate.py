@@ -30,6 +30,11 @@ class Estimate:
     return cls(each[0], blank(low), blank(high), tokens)
 
 
+def known(values: np.ndarray, each: np.ndarray) -> np.ndarray:
+  """values, NaN where `each` is: what was counted of a replicate that drew nothing says nothing, not 0."""
+  return np.where(np.isnan(each), np.nan, values)
+
+
 class Mean:
   """sum / weight, accumulated in float64 in memory that does not grow with the sample.
 

@@ -139,6 +139,15 @@ def together(models: Mapping[str, dict]) -> str:
           for name, found in with_measure(models, 'prune_rise').items() if found['layers'] >= 4]
   return f'Rise of the loss when the layers that cost least are taken out together: {"; ".join(said)}.' if said else ''
 
+
+def longest_block(name: str, found: dict, costs: np.ndarray, least: float) -> str:
+  """'3 from layer 7 on in NAME': the most consecutive layers that cost less than `least`; costs as `block_drop`."""
+  n = int(np.max(np.flatnonzero(np.nanmin(costs, axis=1) < least), initial=-1)) + 1
+  if not n:
+    return f'no block of {name}'
+  return f'{n} from layer {found["layer_ids"][int(np.nanargmin(costs[n - 1]))]} on in {name}'
+
+
 def last_variance(schemes: Mapping[str, dict]) -> str:
   """Output variance of the last layer of each model, and the ratio of largest to smallest."""
   values = [found['variance'][-1] for found in with_measure(schemes, 'variance').values()]

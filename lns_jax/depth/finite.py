@@ -1,18 +1,28 @@
 """Refusal of weights and of states that are not finite, naming the tensor, or layer, sequence and token."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lns_jax.config import ModelConfig
 from lns_jax.errors import UserError
-from lns_jax.models import by_layer, layout
+from lns_jax.models import by_layer, layout, transformer
 
 
 def first_bad(states: jax.Array, mask_BT: jax.Array) -> jax.Array:
   """[S, B, T, D] -> [B, S]: the first position that counts and whose state is not finite, -1 where all are."""
   bad = jnp.any(~jnp.isfinite(states), axis=-1) & (mask_BT > 0)
   return jnp.where(jnp.any(bad, axis=-1), jnp.argmax(bad, axis=-1), -1).T
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def states(config: ModelConfig, params, batch) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """(states [L + 1, B, T, D], real tokens [B, T], `first_bad` of these [B, L + 1])."""
+  mask_BT = transformer.family(config).real_tokens(config, batch)
+  found = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
+  return found, mask_BT, first_bad(found, mask_BT)
 
 
 def check(config: ModelConfig, params, positions: np.ndarray, sequences: int):

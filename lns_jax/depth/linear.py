@@ -14,9 +14,9 @@ import numpy as np
 
 from lns_jax.config import ModelConfig
 from lns_jax.depth import finite, interventions
-from lns_jax.depth.estimate import Estimate, Mean
+from lns_jax.depth.estimate import Estimate, Mean, known
 from lns_jax.depth.interventions import Plan
-from lns_jax.depth.states import INPUTS, counted
+from lns_jax.depth.states import INPUTS
 from lns_jax.errors import UserError
 from lns_jax.layers import param
 from lns_jax.layers.norms import wide
@@ -54,17 +54,9 @@ class NormalEquations:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _states(config: ModelConfig, params, batch):
-  """(states [L + 1, B, T, D], real tokens [B, T], `finite.first_bad` [B, L + 1])."""
-  mask_BT = counted(config, batch, 'all', True)
-  states = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
-  return states, mask_BT, finite.first_bad(states, mask_BT)
-
-
-@functools.partial(jax.jit, static_argnums=0)
 def _errors(config: ModelConfig, params, batch, keep_B, maps):
   """(squared error of the maps, that of the fitted mean) of each row and layer [B, L], and `finite.first_bad`."""
-  states, mask_BT, bad = _states(config, params, batch)
+  states, mask_BT, bad = finite.states(config, params, batch)
   w_BT = mask_BT * keep_B[:, None]
   total = lambda v: jnp.sum(w_BT * jnp.sum(jnp.square(v), axis=-1), axis=-1)
   def layer(entry):
@@ -95,7 +87,7 @@ def _fitted(config: ModelConfig, params, batches):
   L, D = config.num_layers, config.d_model
   equations = [NormalEquations(D) for _ in range(L)]
   for start, batch, keep in _half(batches, 0):
-    states, mask, bad = jax.device_get(_states(config, params, _read(batch)))
+    states, mask, bad = jax.device_get(finite.states(config, params, _read(batch)))
     finite.check(config, params, bad, start)
     chosen = (mask > 0) & keep[:, None]
     for l in range(L):
@@ -147,8 +139,7 @@ def replaceability(config: ModelConfig, params, batches, *, seed: int = 0) -> di
   at = np.arange(config.num_layers)
   baseline, rise = interventions.run(config, params, held_out(), Plan.of('linear', at, at + 1),
                                      maps=(slopes, intercepts), seed=seed)
-  useful = np.mean(rise.each() > USEFUL * baseline.each()[:, None], axis=1)
-  useful = np.where(np.isnan(baseline.each()), np.nan, useful)
+  useful = known(np.mean(rise.each() > USEFUL * baseline.each()[:, None], axis=1), baseline.each())
   return {'linear_baseline': baseline.estimate(), 'linear_rise': rise.estimate(),
           'linear_r2': Estimate.of(1 - errors.each(), baseline.tokens),
           'usefulness': Estimate.of(useful, baseline.tokens)}

@@ -8,9 +8,8 @@ import numpy as np
 
 from lns_jax.config import ModelConfig
 from lns_jax.depth import finite
-from lns_jax.depth.states import INPUTS, counted
+from lns_jax.depth.states import INPUTS
 from lns_jax.errors import UserError
-from lns_jax.models import transformer
 
 METHODS = ('pca', 'tsne')
 LEAST = 3  # tokens that make a picture
@@ -76,9 +75,8 @@ def tsne() -> type:
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _states(config: ModelConfig, params, batch, at: tuple[int, ...]):
-  mask_BT = counted(config, batch, 'all', True)
-  states = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
-  return states[np.array(at)], mask_BT, finite.first_bad(states, mask_BT)
+  states, mask_BT, bad = finite.states(config, params, batch)
+  return states[np.array(at)], mask_BT, bad
 
 
 def _drawn(config: ModelConfig, params, batches, tokens: int, per_sequence: int, at: tuple[int, ...], seed: int):

@@ -7,7 +7,7 @@ import numpy as np
 
 from lns_jax.config import ModelConfig
 from lns_jax.depth import interventions
-from lns_jax.depth.estimate import Estimate
+from lns_jax.depth.estimate import Estimate, known
 from lns_jax.depth.interventions import Plan, ScoreFn
 from lns_jax.errors import UserError
 
@@ -17,7 +17,7 @@ SMALL = 0.01  # rise of the loss, relative to the whole model's, below which lay
 
 def removable(rise, baseline) -> np.ndarray:
   """Number of entries along the last axis of `rise` that are below SMALL of the baseline: [..., L], [...] -> [...]."""
-  return np.where(np.isnan(baseline), np.nan, np.sum(rise < SMALL * baseline[..., None], axis=-1))
+  return known(np.sum(rise < SMALL * baseline[..., None], axis=-1), baseline)
 
 
 def last_third(rise) -> np.ndarray:
@@ -150,8 +150,7 @@ def prune(config: ModelConfig, params, batches, *, most: int | None = None, scor
     if rises[-1][0] >= stop_at * baseline.each()[0]:
       break
   each = np.stack(rises, axis=1)
-  small = np.cumprod(each < SMALL * baseline.each()[:, None], axis=1).sum(axis=1)
-  small = np.where(np.isnan(baseline.each()), np.nan, small)
+  small = known(np.cumprod(each < SMALL * baseline.each()[:, None], axis=1).sum(axis=1), baseline.each())
   prunable = Estimate.of(small, baseline.tokens) if score_fn is None else None
   return Pruned(tuple(config.layer_ids[i] for i in removed), Estimate.of(each, baseline.tokens), baseline.estimate(),
                 prunable)

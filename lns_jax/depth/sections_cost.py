@@ -54,14 +54,7 @@ def blocks(models: Mapping[str, dict]) -> Section | None:
   how = ('Cell (l, n) is the rise of the loss, in percent, without the layers l to l + n - 1 (the blocks that Gromov '
          'et al., arXiv 2403.17887, cut). Colours are linear up to 1% and logarithmic beyond, on one scale for all '
          'models.')
-  def longest(name, found):
-    fits = np.nanmin(grids[name], axis=1) < findings.SMALL
-    n = int(np.max(np.flatnonzero(fits), initial=-1)) + 1
-    if not n:
-      return f'no block of {name}'
-    l = found['layer_ids'][int(np.nanargmin(grids[name][n - 1]))]
-    return f'{n} from layer {l} on in {name}'
-  said = [longest(*item) for item in measured.items()]
+  said = [findings.longest_block(name, found, grids[name], findings.SMALL) for name, found in measured.items()]
   return Section('Removal of consecutive layers', how,
                  [f'The longest block that can go at less than {findings.SMALL:g}% more loss: {findings.listed(said)}.'],
                  pictures)

@@ -72,16 +72,12 @@ def blocks(models: Mapping[str, dict]) -> Section | None:
     return None
   lost = {name: -_points(found['task_block_drop']) for name, found in measured.items()}
   top = max(plots.limits(*lost.values())[1], 1.0)
-  pictures = [Picture(plots_maps.heat_map(lost[name], found['layer_ids'], title=name, top=top, label='accuracy lost, points',
-                                     ylabel='n layers removed'),
+  pictures = [Picture(plots_maps.heat_map(lost[name], found['layer_ids'], title=name, top=top,
+                                          label='accuracy lost, points', ylabel='n layers removed'),
                       f'Task accuracy lost when n layers from layer l on are removed from {name}')
               for name, found in measured.items()]
-  def longest(name, found):
-    n = int(np.max(np.flatnonzero(np.nanmin(lost[name], axis=1) < 100 * findings.POINT), initial=-1)) + 1
-    if not n:
-      return f'no block of {name}'
-    return f'{n} from layer {found["layer_ids"][int(np.nanargmin(lost[name][n - 1]))]} on in {name}'
-  said = findings.listed([longest(*item) for item in measured.items()])
+  said = findings.listed([findings.longest_block(name, found, lost[name], 100 * findings.POINT)
+                          for name, found in measured.items()])
   return Section('Task accuracy without consecutive layers',
                  'Cell (l, n) is the accuracy lost, in percentage points, without the layers l to l + n - 1, on one '
                  'scale for all models; where a model gains, the colour is that of 0.',

@@ -1,6 +1,6 @@
 """Which measures are taken, and which of what they find is in depth.json."""
 
-import builtins
+import sys
 
 import numpy as np
 import pytest
@@ -48,12 +48,7 @@ def test_a_measure_that_is_too_deep_is_left_out_of_all_and_refused_by_name():
 
 
 def test_tsne_without_scikit_learn_is_refused_before_anything_is_measured(monkeypatch):
-  real = builtins.__import__
-  def without(name, *args, **kwargs):
-    if name.startswith('sklearn'):
-      raise ImportError(name)
-    return real(name, *args, **kwargs)
-  monkeypatch.setattr(builtins, '__import__', without)
+  monkeypatch.setitem(sys.modules, 'sklearn.manifold', None)  # as if it were not installed
   with pytest.raises(UserError, match=r"lns_jax\[tsne\]"):
     choose(['tsne'], model())
   choose(['all'], model())
