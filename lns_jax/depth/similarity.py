@@ -9,10 +9,9 @@ import numpy as np
 from lns_jax.config import ModelConfig
 from lns_jax.depth import finite
 from lns_jax.depth.estimate import Estimate, Mean
-from lns_jax.depth.states import INPUTS, counted
+from lns_jax.depth.states import INPUTS
 from lns_jax.errors import UserError
 from lns_jax.layers.norms import wide
-from lns_jax.models import transformer
 
 LEAST = 4  # tokens below which HSIC_1 is not defined
 
@@ -63,8 +62,7 @@ def _slots(mask_BT: jax.Array, size: int, together: int) -> tuple[jax.Array, int
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
 def _sums(config: ModelConfig, params, batch, size: int, together: int):
   """(HSIC_1 times tokens [G, S, S], tokens [G]) of the groups of rows of a batch, `finite.first_bad` [B, S]."""
-  mask_BT = counted(config, batch, 'all', True)
-  states = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
+  states, mask_BT, bad = finite.states(config, params, batch)
   S, D = states.shape[0], states.shape[-1]
   place_BT, G, M = _slots(mask_BT, size, together)
   place_N = place_BT.reshape(-1)
@@ -76,8 +74,7 @@ def _sums(config: ModelConfig, params, batch, size: int, together: int):
     n = defined * jnp.sum(mask_N)
     return n * found, n
   found, n = jax.lax.map(one, (jnp.swapaxes(x.reshape(S, G * M, size, D), 0, 1), mask.reshape(G * M, size)))
-  return (jnp.sum(found.reshape(G, M, S, S), axis=1), jnp.sum(n.reshape(G, M), axis=1),
-          finite.first_bad(states, mask_BT))
+  return jnp.sum(found.reshape(G, M, S, S), axis=1), jnp.sum(n.reshape(G, M), axis=1), bad
 
 
 def cka(config: ModelConfig, params, batches, *, size: int = 256, together: int = 8,
