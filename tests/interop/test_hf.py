@@ -125,10 +125,12 @@ def test_what_is_amiss_with_shards_is_named(tmp_path):
 def test_a_missing_misshapen_or_unknown_tensor_is_named(name, tensor, tmp_path):
   have = tensors(name)
   assert tensor in have
-  refused(write(tmp_path / 'less', settings(name), [{k: v for k, v in have.items() if k != tensor}]), tensor, 'no tensor')
+  less = {k: v for k, v in have.items() if k != tensor}
+  refused(write(tmp_path / 'less', settings(name), [less]), tensor, 'no tensor')
   shape = list(have[tensor].shape)
   wrong = np.zeros([*shape[:-1], shape[-1] + 1], np.float32)
-  refused(write(tmp_path / 'wrong', settings(name), [have | {tensor: wrong}]), tensor, str(shape), str(list(wrong.shape)))
+  path = write(tmp_path / 'wrong', settings(name), [have | {tensor: wrong}])
+  refused(path, tensor, str(shape), str(list(wrong.shape)))
   refused(write(tmp_path / 'more', settings(name), [have | {f'{tensor}_extra': wrong}]), f'{tensor}_extra')
 
 
