@@ -78,7 +78,8 @@ def unfold(config: config_lib.ModelConfig, params, record: dict):
   """
   try:
     ids = dict(zip(config.layer_ids, record['layer_ids'], strict=True))
-    plain = dataclasses.replace(config, layer_ids=tuple(ids.values()), depth=record['depth'])
+    plain = dataclasses.replace(config, layer_ids=tuple(ids.values()), depth=record['depth'],
+                                window_layers=tuple(ids[l] for l in config.window_layers if l in ids))
     target = dataclasses.replace(plain, scheme=record['scheme'], **record['settings'])
   except (KeyError, TypeError, ValueError) as e:
     raise UserError(f'the record of what was folded into this model is damaged ({e}); without it, the model is a plain '
