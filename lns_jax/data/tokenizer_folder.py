@@ -12,12 +12,12 @@ _SPLITS = {'GPT2Tokenizer': 'gpt-2', 'Qwen2Tokenizer': 'qwen2'}
 _LLAMA = ('LlamaTokenizer', 'CodeLlamaTokenizer')
 
 
-def find(folder: pathlib.Path) -> pathlib.Path:
-  """The file of a folder that holds its vocabulary."""
+def find(folder: pathlib.Path) -> pathlib.Path | None:
+  """The file of a folder that holds its tokenizer's vocabulary."""
   for names in (('tokenizer.json',), ('tokenizer.model',), ('vocab.json', 'merges.txt')):
     if all((folder / name).exists() for name in names):
       return folder / names[0]
-  raise UserError(f'{folder} holds neither tokenizer.json nor tokenizer.model nor vocab.json with merges.txt.')
+  return None
 
 
 def facts(path: pathlib.Path) -> dict:

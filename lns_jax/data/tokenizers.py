@@ -49,6 +49,11 @@ def byte_tokenizer() -> HFTokenizer:
   return HFTokenizer(inner.to_str(), name='byte')
 
 
+def is_in(folder) -> bool:
+  """Whether a folder holds the file of a tokenizer."""
+  return tokenizer_folder.find(pathlib.Path(folder)) is not None
+
+
 def load(path) -> Tokenizer:
   """Reads a tokenizer from a folder, or from `tokenizer.json` or a SentencePiece `.model` with the files beside it.
 
@@ -61,7 +66,10 @@ def load(path) -> Tokenizer:
   """
   path = pathlib.Path(path)
   if path.is_dir():
-    path = tokenizer_folder.find(path)
+    found = tokenizer_folder.find(path)
+    if found is None:
+      raise UserError(f'{path} holds neither tokenizer.json nor tokenizer.model nor vocab.json with merges.txt.')
+    path = found
   if not path.is_file():
     raise UserError(f'tokenizer {str(path)!r} is not a file; known besides files: bpe, byte.')
   try:

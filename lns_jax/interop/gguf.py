@@ -13,6 +13,7 @@ import numpy as np
 
 from lns_jax.errors import UserError
 from lns_jax.interop import gguf_config, gguf_file, gguf_tokenizer
+from lns_jax.interop.weights import Weights
 
 _OUTER = {'token_embd.weight': 'model.embed_tokens.weight', 'output_norm.weight': 'model.norm.weight',
           'output.weight': 'lm_head.weight'}
@@ -33,11 +34,8 @@ _PERMUTED = ('llama', 'olmo')
 _DERIVED = re.compile(r'rope_freqs\.weight|blk\.\d+\.attn_rot_embd\.weight')
 
 
-class GGUFWeights:
-  """A .gguf file behind the interface of `lns_jax.interop.weights.Weights`.
-
-  Attributes:
-    path: of the file. config: fields of a Hugging Face config.json. shapes: {Hugging Face tensor name: shape}.
+class GGUFWeights(Weights):
+  """A .gguf file, or the first of several that one was split into.
 
   Raises:
     UserError: at opening: not a GGUF file, damaged, of an architecture or with a field or tensor that is not known.
