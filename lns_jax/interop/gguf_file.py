@@ -22,7 +22,7 @@ _NUMBERS = dict(enumerate('BbHhIif?')) | {10: 'Q', 11: 'q', 12: 'd'}
 _TEXT, _ARRAY = 8, 9
 _PLAIN = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16, 'F64': np.float64}
 # Numbers that are made from blocks at a time, so that little beside the result is ever held.
-_CHUNK = 1 << 22
+_CHUNK = 1 << 20
 
 
 class Tensor(NamedTuple):

@@ -3,6 +3,7 @@
 import tracemalloc
 
 import gguf
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,13 +21,13 @@ def path(tmp_path):
   return tmp_path / 'model.gguf'
 
 
-@pytest.mark.parametrize('name', ARCH)
+@pytest.mark.parametrize('name', ['llama_gqa', 'mistral', 'olmo'])
 def test_logits_of_a_file_are_those_of_transformers(name, path):
   config, params, tokenizer = load.load(write_fixture(path, name))
   reference = hf_fixtures.fixture(name)[1]
   assert tokenizer is None
-  np.testing.assert_allclose(transformer.forward(config, params, reference['tokens']), reference['logits'],
-                             **hf_fixtures.CLOSE)
+  logits = jax.jit(lambda params: transformer.forward(config, params, reference['tokens']))(params)
+  np.testing.assert_allclose(logits, reference['logits'], **hf_fixtures.CLOSE)
 
 
 @pytest.mark.parametrize('name', ARCH)
@@ -193,14 +194,14 @@ def test_floats_come_as_stored(path):
 
 def test_one_tensor_is_held_at_a_time(path):
   quantised = gguf.quants.quantize(np.ones((8192, 512), np.float32), gguf.GGMLQuantizationType.Q8_0)
-  write(path, 'llama', fields('llama_gqa') | {'vocab_size': 8192}, {'token_embd.weight': quantised, 'output.weight': quantised},
-        kinds=dict.fromkeys(['token_embd.weight', 'output.weight'], gguf.GGMLQuantizationType.Q8_0))
-  weights = ours.GGUFWeights(path)
+  weights = ours.GGUFWeights(write(path, 'llama', fields('llama_gqa') | {'vocab_size': 8192},
+                                   {'token_embd.weight': quantised},
+                                   kinds={'token_embd.weight': gguf.GGMLQuantizationType.Q8_0}))
   tracemalloc.start()
-  assert weights.get('lm_head.weight').nbytes == 8192 * 512 * 4
+  assert weights.get('model.embed_tokens.weight').nbytes == 8192 * 512 * 4
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
-  assert peak < 3 * 8192 * 512 * 4  # the numbers of one chunk beside the result
+  assert peak < 2 * 8192 * 512 * 4  # a few chunks beside the result
 
 
 def test_a_model_in_several_files(tmp_path):
