@@ -1,7 +1,6 @@
 """The tokenizer in a GGUF file gives the ids of the one that it was made from."""
 
 import importlib.util
-import io
 import json
 import pathlib
 
@@ -14,10 +13,10 @@ from gguf_files import fields, tensors, write
 from lns_jax.data import byte_bpe, tokenizers
 from lns_jax.errors import UserError
 from lns_jax.interop import gguf as ours
+from tokenizer_cases import CORPUS, LIKE_LLAMA, sentencepiece_model
 
 TEXT = ("The naïve café — “déjà vu” of 東京, 12345 times; it's HE'LL  two\n\n  def f(x):\n\t return x ** -0.5 \t# 🙂\r\n"
         ' x²½ ٣٤ <bos>end ')
-CORPUS = [TEXT, 'so it is and so it was, ' * 40, 'the curse of depth in 2024 large language models. ' * 30]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
@@ -113,13 +112,7 @@ def test_a_saved_tokenizer_is_the_same(llama, tmp_path):
 
 def sentencepiece_fields(proto: bytes | None = None, **changes):
   """(fields of a GGUF file, the SentencePiece processor that they are from)."""
-  if proto is None:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS * 20), model_writer=model, vocab_size=400, byte_fallback=True, model_type='bpe',
-        hard_vocab_limit=False, minloglevel=2, normalization_rule_name='identity', remove_extra_whitespaces=False)
-    proto = model.getvalue()
-  sp = sentencepiece.SentencePieceProcessor(model_proto=proto)
+  sp = sentencepiece.SentencePieceProcessor(model_proto=proto or sentencepiece_model(**LIKE_LLAMA))
   ids = range(sp.vocab_size())
   kinds = [UNKNOWN if sp.is_unknown(i) else CONTROL if sp.is_control(i) else BYTE if sp.is_byte(i) else NORMAL
            for i in ids]
