@@ -8,8 +8,9 @@ from lns_jax.errors import UserError, nearest
 
 # Splits of the classes that keep only a vocabulary and merges.
 _SPLITS = {'GPT2Tokenizer': 'gpt-2', 'Qwen2Tokenizer': 'qwen2'}
-# Classes whose files say nothing of BOS and which put it before a text; a bare .model is taken for Llama's.
-_LLAMA = ('LlamaTokenizer', 'CodeLlamaTokenizer')
+# Classes that put BOS before a text unless add_bos_token says otherwise, with which they overrule what tokenizer.json
+# does (DeepSeek-LLM's puts none). For every other class tokenizer.json alone decides, as in transformers.
+_LLAMA = ('LlamaTokenizer', 'CodeLlamaTokenizer', 'GemmaTokenizer')
 
 
 def find(folder: pathlib.Path) -> pathlib.Path | None:
@@ -28,8 +29,10 @@ def facts(path: pathlib.Path) -> dict:
   kind = (names.get('tokenizer_class') or '').removesuffix('Fast')
   if path.name == 'vocab.json' and kind in ('', 'GPT2Tokenizer') and found['bos'] is None:
     found['bos'] = '<|endoftext|>'
-  if path.suffix == '.model' and kind and kind not in _LLAMA and found['adds_bos'] is None:
-    found['adds_bos'] = False
+  if path.suffix == '.json' and path.name != 'vocab.json' and kind not in _LLAMA:
+    found['adds_bos'] = None
+  if path.suffix == '.model' and found['adds_bos'] is None:  # one without a class is taken for Llama's
+    found['adds_bos'] = not kind or kind in _LLAMA
   ends = _ids(names.get('eos_token_ids'))
   for config in (_json(path, 'generation_config.json'), _json(path, 'config.json')):
     ends = ends or _ids(config.get('eos_token_id'))

@@ -104,7 +104,7 @@ class HFTokenizer(Tokenizer):
     Args:
       name: short, for people.
       bos, eos: the token or its id; '': there is none; None: the first known name that is a special token.
-      adds_bos: None: whether the file's own post-processor puts BOS first.
+      adds_bos: whether a text starts with BOS; None: whether the file's own post-processor puts it there.
       eos_ids: further ids that end a text.
       added: {id: (token, whether it is special)} beside those of the file.
 
@@ -127,8 +127,10 @@ class HFTokenizer(Tokenizer):
     self.bos_id = None if self.bos is None else inner.token_to_id(self.bos)
     self.eos_id = None if self.eos is None else inner.token_to_id(self.eos)
     self.eos_ids = _ends(self.eos_id, eos_ids)
-    puts_bos = inner.encode('a').ids[:1] == [self.bos_id] if adds_bos is None else adds_bos
-    self.adds_bos = puts_bos and self.bos_id is not None
+    self.adds_bos = self._puts_bos() if adds_bos is None else adds_bos and self.bos is not None
+    if self.adds_bos != self._puts_bos():  # so that the file says it too when it is saved
+      inner.post_processor = _bos_first(self.bos, self.bos_id) if self.adds_bos else None
+      self._text = text = inner.to_str()
     self._byte_level = '"ByteLevel"' in json.dumps(json.loads(inner.to_str())['decoder'])
     self.hash = hashlib.sha256(f'{text}\n{self.bos_id} {self.eos_id}'.encode()).hexdigest()
 
@@ -140,6 +142,10 @@ class HFTokenizer(Tokenizer):
     if token is None or token and self._inner.token_to_id(token) is None:
       raise ValueError(f'its special token {given!r} is not in its vocabulary')
     return token or None
+
+  def _puts_bos(self) -> bool:
+    """Whether the post-processor, which is not used here, puts BOS before a text."""
+    return self.bos_id is not None and self._inner.encode('a').ids[:1] == [self.bos_id]
 
   @functools.cached_property
   def _reads_special(self):
@@ -173,6 +179,12 @@ class HFTokenizer(Tokenizer):
                                'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False})
 
 
+def _bos_first(bos: str, bos_id: int):
+  from tokenizers import processors
+  return processors.TemplateProcessing(single=f'{bos}:0 $A:0', pair=f'{bos}:0 $A:0 {bos}:1 $B:1',
+                                       special_tokens=[(bos, bos_id)])
+
+
 def _add(inner, added: dict[int, tuple[str, bool]]) -> bool:
   """Adds what the vocabulary lacks of {id: (token, special)}; whether there was any."""
   import tokenizers
@@ -191,7 +203,7 @@ def _ends(eos_id: int | None, others: Sequence[int]) -> tuple[int, ...]:
 
 def _save_names(folder: pathlib.Path, tokenizer: Tokenizer, names: dict):
   """The tokenizer_config.json that `lns_jax.data.tokenizer_folder` reads, and transformers where it knows a key."""
-  names |= {'add_bos_token': tokenizer.adds_bos, 'name': tokenizer.name}
+  names |= {'add_bos_token': bool(tokenizer.adds_bos), 'name': tokenizer.name}
   if len(tokenizer.eos_ids) > 1:
     names['eos_token_ids'] = list(tokenizer.eos_ids)
   (folder / 'tokenizer_config.json').write_text(json.dumps(names, indent=2) + '\n')
