@@ -219,7 +219,7 @@ class SentencePieceTokenizer(Tokenizer):
     has one, as Llama's; added tokens with ids of the file's own are its own."""
     import sentencepiece
     self._inner = sp = sentencepiece.SentencePieceProcessor(model_proto=proto)
-    self._proto, self.name = proto, name
+    self.proto, self.name = proto, name
     self._added = {i: t for i, t in sorted((added or {}).items()) if i >= sp.vocab_size()}
     self.vocab_size = max([sp.vocab_size() - 1, *self._added]) + 1
     control = {sp.id_to_piece(i): i for i in range(sp.vocab_size()) if sp.is_control(i)}
@@ -283,7 +283,7 @@ class SentencePieceTokenizer(Tokenizer):
   def save(self, folder) -> None:
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / 'tokenizer.model').write_bytes(self._proto)
+    (folder / 'tokenizer.model').write_bytes(self.proto)
     names = {'bos_token': self._piece(self.bos_id), 'eos_token': self._piece(self.eos_id)}
     if self._added:
       names['added_tokens_decoder'] = {str(i): {'content': t, 'special': s} for i, (t, s) in self._added.items()}
