@@ -55,6 +55,21 @@ def split(name: str, where: str) -> Split:
   return SPLITS[name]
 
 
+# Tells the splits apart: contractions, digits, scripts, signs, runs of white space.
+_PROBE = "I'M don't HE'LL 12345 x²½ ٣\n\n  two\t東京、。한 «é» <a>\r\n  \n end-- $5 ~x \u10d0\u10d1  "
+
+
+def name_of(inner) -> str | None:
+  """The first split that cuts as a `tokenizers.Tokenizer` does; None: none known."""
+  cuts = lambda made: [at for _, at in made.pre_tokenizer.pre_tokenize_str(_PROBE)] if made.pre_tokenizer else None
+  nfc = inner.normalizer is not None and inner.normalizer.normalize_str('e\u0301') == '\u00e9'
+  if inner.normalizer is not None and inner.normalizer.normalize_str(' É \u210c') != ' É \u210c':
+    return None  # it does more than NFC
+  vocab = {char: i for i, char in enumerate(alphabet())}
+  return next((name for name, s in SPLITS.items() if (s.nfc, s.whole) == (nfc, inner.model.ignore_merges)
+               and cuts(build(vocab, [], s)) == cuts(inner)), None)
+
+
 def build(vocab: dict[str, int], merges: Sequence[tuple[str, str]], cut: Split = SPLITS['gpt-2'],
           special: Iterable[str] = (), added: Iterable[str] = ()):
   """A `tokenizers.Tokenizer`.

@@ -118,7 +118,7 @@ class HFTokenizer(Tokenizer):
     if _add(inner, added or {}):
       text = inner.to_str()
     inner.encode_special_tokens = True  # '<eos>' written in a text is five characters, not the end
-    self._inner, self._text, self.name = inner, text, name
+    self._inner, self.text, self.name = inner, text, name
     # Ids may have holes, so the count is not the bound.
     self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
     self._added = {i: t.content for i, t in inner.get_added_tokens_decoder().items()}
@@ -130,7 +130,7 @@ class HFTokenizer(Tokenizer):
     self.adds_bos = self._puts_bos() if adds_bos is None else adds_bos and self.bos is not None
     if self.adds_bos != self._puts_bos():  # so that the file says it too when it is saved
       inner.post_processor = _bos_first(self.bos, self.bos_id) if self.adds_bos else None
-      self._text = text = inner.to_str()
+      self.text = text = inner.to_str()
     self._byte_level = '"ByteLevel"' in json.dumps(json.loads(inner.to_str())['decoder'])
     self.hash = hashlib.sha256(f'{text}\n{self.bos_id} {self.eos_id}'.encode()).hexdigest()
 
@@ -151,7 +151,7 @@ class HFTokenizer(Tokenizer):
   def _reads_special(self):
     """A second one, since the choice is a state of the object and not of the call."""
     import tokenizers
-    inner = tokenizers.Tokenizer.from_str(self._text)
+    inner = tokenizers.Tokenizer.from_str(self.text)
     inner.no_padding()
     inner.no_truncation()
     return inner
@@ -174,7 +174,7 @@ class HFTokenizer(Tokenizer):
   def save(self, folder) -> None:
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / 'tokenizer.json').write_text(self._text, encoding='utf-8')
+    (folder / 'tokenizer.json').write_text(self.text, encoding='utf-8')
     _save_names(folder, self, {'bos_token': self.bos, 'eos_token': self.eos,
                                'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False})
 
@@ -220,16 +220,16 @@ class SentencePieceTokenizer(Tokenizer):
     import sentencepiece
     self._inner = sp = sentencepiece.SentencePieceProcessor(model_proto=proto)
     self.proto, self.name = proto, name
-    self._added = {i: t for i, t in sorted((added or {}).items()) if i >= sp.vocab_size()}
-    self.vocab_size = max([sp.vocab_size() - 1, *self._added]) + 1
+    self.added = {i: t for i, t in sorted((added or {}).items()) if i >= sp.vocab_size()}
+    self.vocab_size = max([sp.vocab_size() - 1, *self.added]) + 1
     control = {sp.id_to_piece(i): i for i in range(sp.vocab_size()) if sp.is_control(i)}
-    self._texts = {t: i for i, (t, special) in self._added.items() if not special}
-    self._special = control | {t: i for i, (t, special) in self._added.items() if special}
+    self._texts = {t: i for i, (t, special) in self.added.items() if not special}
+    self._special = control | {t: i for i, (t, special) in self.added.items() if special}
     own = [i if i >= 0 else None for i in (sp.bos_id(), sp.eos_id())]
     self.bos_id, self.eos_id = (self._find(given, i) for given, i in zip((bos, eos), own, strict=True))
     self.eos_ids = _ends(self.eos_id, eos_ids)
     self.adds_bos = (adds_bos is None or adds_bos) and self.bos_id is not None
-    more = repr((self.bos_id, self.eos_id, self._added)) if self._added or [self.bos_id, self.eos_id] != own else ''
+    more = repr((self.bos_id, self.eos_id, self.added)) if self.added or [self.bos_id, self.eos_id] != own else ''
     self.hash = hashlib.sha256(proto + more.encode()).hexdigest()
 
   def _find(self, given: str | int | None, own: int | None) -> int | None:
@@ -260,8 +260,8 @@ class SentencePieceTokenizer(Tokenizer):
   def decode(self, ids: Sequence[int]) -> str:
     parts, run = [], []
     for i in map(int, ids):
-      if i in self._added:
-        text, special = self._added[i]
+      if i in self.added:
+        text, special = self.added[i]
         parts += [self._inner.decode(run), '' if special else text]
         run = []
       elif i < self._inner.vocab_size():  # rows above it are padding of the model's
@@ -269,12 +269,12 @@ class SentencePieceTokenizer(Tokenizer):
     return ''.join([*parts, self._inner.decode(run)])
 
   def _piece(self, token: int | None) -> str | None:
-    return None if token is None else self._added[token][0] if token in self._added else self._inner.id_to_piece(token)
+    return None if token is None else self.added[token][0] if token in self.added else self._inner.id_to_piece(token)
 
   def _bytes_of(self, token: int) -> int:
     sp = self._inner
     if token >= sp.vocab_size():
-      text, special = self._added.get(token, ('', True))
+      text, special = self.added.get(token, ('', True))
       return 0 if special else len(text.encode())
     if sp.is_control(token) or sp.is_unknown(token) or sp.is_unused(token):
       return 0
@@ -285,8 +285,8 @@ class SentencePieceTokenizer(Tokenizer):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'tokenizer.model').write_bytes(self.proto)
     names = {'bos_token': self._piece(self.bos_id), 'eos_token': self._piece(self.eos_id)}
-    if self._added:
-      names['added_tokens_decoder'] = {str(i): {'content': t, 'special': s} for i, (t, s) in self._added.items()}
+    if self.added:
+      names['added_tokens_decoder'] = {str(i): {'content': t, 'special': s} for i, (t, s) in self.added.items()}
     _save_names(folder, self, names)
 
 

@@ -30,8 +30,33 @@ _GPT2_INNER = {'attn_norm': 'ln_1', 'attn_qkv': 'attn.c_attn', 'attn_output': 'a
 # GPT-2's class keeps its matrices as [in, out]; GGUF has all as [out, in].
 _GPT2_TRANSPOSED = ('attn_qkv.weight', 'attn_output.weight', 'ffn_up.weight', 'ffn_down.weight')
 _PERMUTED = ('llama', 'olmo')
+# Two norms have one name at Hugging Face: OLMo 2 has the one after attention, the others the one before the MLP.
+_OLMO2_NAMES = ('post_attention_norm', 'post_ffw_norm')
 # Computed from the settings, which the config has.
 _DERIVED = re.compile(r'rope_freqs\.weight|blk\.\d+\.attn_rot_embd\.weight')
+
+
+def stored_name(arch: str, name: str) -> str | None:
+  """What a GGUF file of that architecture calls a tensor of Hugging Face's name; None: nothing."""
+  gpt2 = arch == 'gpt2'
+  outer, inner = (_GPT2_OUTER, _GPT2_INNER) if gpt2 else (_OUTER, _INNER)
+  back = {theirs: ours for ours, theirs in outer.items()}
+  if name in back:
+    return back[name]
+  back = {theirs: ours for ours, theirs in inner.items() if (ours in _OLMO2_NAMES) <= (arch == 'olmo2')}
+  found = re.fullmatch(rf"{'transformer.h' if gpt2 else 'model.layers'}\.(\d+)\.([\w.]+)\.(weight|bias)", name)
+  return f'blk.{found[1]}.{back[found[2]]}.{found[3]}' if found and found[2] in back else None
+
+
+def is_transposed(arch: str, stored: str) -> bool:
+  """Whether Hugging Face has a tensor of a file the other way around."""
+  return arch == 'gpt2' and stored.endswith(_GPT2_TRANSPOSED)
+
+
+def permuted_heads(arch: str, stored: str, heads: int, kv_heads: int) -> int:
+  """Over how many heads the rows of a tensor of a file are in another order; 0: they are not."""
+  part = re.search(r'\.attn_([qk])\.', stored)
+  return (heads if part[1] == 'q' else kv_heads) if part and arch in _PERMUTED else 0
 
 
 class GGUFWeights(Weights):
@@ -49,7 +74,7 @@ class GGUFWeights(Weights):
     tied = self.config['tie_word_embeddings']
     self._tensors = {self._name(name): (name, tensor) for name, tensor in file.tensors.items()
                      if not _DERIVED.fullmatch(name) and not (tied and name == 'output.weight')}
-    self.shapes = {name: t.shape[::-1] if self._transposed(inner) else t.shape
+    self.shapes = {name: t.shape[::-1] if is_transposed(self._arch, inner) else t.shape
                    for name, (inner, t) in self._tensors.items()}
 
   @property
@@ -67,9 +92,6 @@ class GGUFWeights(Weights):
       raise UserError(f'{self.path} holds a tensor {name}, which architecture {self._arch} is not known to have.')
     return f"{'transformer.h' if gpt2 else 'model.layers'}.{found[1]}.{inner[found[2]]}.{found[3]}"
 
-  def _transposed(self, inner: str) -> bool:
-    return self._arch == 'gpt2' and inner.endswith(_GPT2_TRANSPOSED)
-
   def get(self, name: str) -> np.ndarray:
     """One tensor: as stored where it is of floats, float32 where it was quantised.
 
@@ -84,12 +106,10 @@ class GGUFWeights(Weights):
     except NotImplementedError:
       raise UserError(f'{self.path}: tensor {inner} is of type {tensor.kind.name}, which the gguf library cannot turn '
                       'into numbers.') from None
-    if self._transposed(inner):
+    if is_transposed(self._arch, inner):
       return array.T
-    part = re.search(r'\.attn_([qk])\.', inner)
-    if part and self._arch in _PERMUTED:
-      return unpermute(array, self.config['num_attention_heads' if part[1] == 'q' else 'num_key_value_heads'])
-    return array
+    heads = permuted_heads(self._arch, inner, *(self.config.get(f'num_{n}_heads') for n in ('attention', 'key_value')))
+    return unpermute(array, heads) if heads else array
 
   @functools.cache
   def tokenizer(self):

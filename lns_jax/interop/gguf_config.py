@@ -3,6 +3,8 @@
 Every field under the architecture's name is honoured, known to change nothing, or refused by name.
 """
 
+import json
+
 import numpy as np
 
 from lns_jax.errors import UserError, nearest
@@ -11,6 +13,8 @@ _CLASSES = {'llama': 'LlamaForCausalLM', 'mistral': 'MistralForCausalLM', 'qwen2
             'qwen3': 'Qwen3ForCausalLM', 'gpt2': 'GPT2LMHeadModel', 'olmo': 'OlmoForCausalLM',
             'olmo2': 'Olmo2ForCausalLM'}
 ARCHITECTURES = ('llama', 'qwen2', 'qwen3', 'gpt2', 'olmo', 'olmo2')
+# Holds the field lns_jax of a config.json, which says what was folded into the weights.
+RECORD = 'lns_jax.record'
 _NO_DEFAULT = object()
 
 
@@ -68,15 +72,18 @@ def to_config(path, file) -> dict:
                        'tensor_data_layout': ('Meta AI original pth',), 'vocab_size': (config['vocab_size'],)}.items():
     fields.only(key, *allowed)
   fields.finish()
+  if RECORD in file.metadata:  # of an export of ours
+    config['lns_jax'] = json.loads(file.metadata[RECORD])
   for name in ('bos', 'eos'):
     config[f'{name}_token_id'] = file.metadata.get(f'tokenizer.ggml.{name}_token_id')
   return config | {'architectures': [_CLASSES[config['model_type']]], 'tie_word_embeddings': _tied(file)}
 
 
 def _tied(file) -> bool:
-  """No head of its own, or the embedding's bytes again, as older conversions of GPT-2 wrote it."""
+  """No head of its own; of GPT-2 also the embedding's bytes again, as older conversions wrote it."""
   head, table = file.tensors.get('output.weight'), file.tensors['token_embd.weight']
-  return head is None or (head.kind == table.kind and np.array_equal(head.data, table.data))
+  return head is None or (file.metadata['general.architecture'] == 'gpt2' and head.kind == table.kind
+                          and np.array_equal(head.data, table.data))
 
 
 def _gpt2(fields: _Fields, file) -> dict:
@@ -92,13 +99,13 @@ def _llama_like(fields: _Fields, file) -> dict:
   """Llama, and those that differ from it in norms, biases or windows."""
   arch, width, heads = fields.arch, fields.take('embedding_length'), fields.take('attention.head_count')
   head_dim = fields.take('attention.key_length', width // heads)
-  base = fields.take('rope.freq_base', 10000.0)
+  base, length = fields.take('rope.freq_base', 10000.0), fields.take('context_length')
   config = {
       'model_type': arch, 'vocab_size': file.tensors['token_embd.weight'].shape[0], 'hidden_size': width,
       'intermediate_size': fields.take('feed_forward_length'), 'num_hidden_layers': fields.take('block_count'),
       'num_attention_heads': heads, 'num_key_value_heads': fields.take('attention.head_count_kv', heads),
-      'head_dim': head_dim, 'max_position_embeddings': fields.take('context_length'), 'hidden_act': 'silu',
-      'rope_theta': base, 'rope_scaling': _rope_scaling(fields, file, base, head_dim)}
+      'head_dim': head_dim, 'max_position_embeddings': length, 'hidden_act': 'silu',
+      'rope_theta': base, 'rope_scaling': _rope_scaling(fields, file, base, head_dim, length)}
   for key in ('attention.value_length', 'rope.dimension_count'):
     fields.only(key, head_dim)
   if arch == 'olmo':  # its class has no setting for the epsilon
@@ -115,7 +122,7 @@ def _llama_like(fields: _Fields, file) -> dict:
   return config | {'attention_bias': 'blk.0.attn_q.bias' in file.tensors}
 
 
-def _rope_scaling(fields: _Fields, file, base: float, head_dim: int) -> dict | None:
+def _rope_scaling(fields: _Fields, file, base: float, head_dim: int, length: int) -> dict | None:
   """rope_scaling of a config.json, None for plain rotary positions."""
   linear = fields.take('rope.scale_linear', 1.0)  # what files had before there were types
   kind, factor = fields.take('rope.scaling.type', 'linear'), fields.take('rope.scaling.factor', linear)
@@ -126,7 +133,7 @@ def _rope_scaling(fields: _Fields, file, base: float, head_dim: int) -> dict | N
   if 'rope_freqs.weight' in file.tensors:
     if not plain:
       fields.refuse('rope.scaling.type', kind, 'rope_freqs.weight beside it is not known')
-    return _from_factors(file.tensors['rope_freqs.weight'].read().astype(np.float64), base, head_dim)
+    return _from_factors(file.tensors['rope_freqs.weight'].read().astype(np.float64), base, head_dim, length)
   if plain or kind == 'linear':
     return None if plain else {'rope_type': 'linear', 'factor': factor}
   if kind != 'yarn':
@@ -136,13 +143,13 @@ def _rope_scaling(fields: _Fields, file, base: float, head_dim: int) -> dict | N
   return {key: value for key, value in found.items() if value is not None}
 
 
-def _llama3_factors(base: float, head_dim: int, factor: float, high: float, original: float) -> np.ndarray:
-  """What Llama 3's scaling with low_freq_factor 1 divides each of the h/2 frequencies by."""
+def llama3_factors(base: float, head_dim: int, factor: float, low: float, high: float, original: float) -> np.ndarray:
+  """What Llama 3's scaling divides each of the h/2 frequencies by."""
   turns = original * base ** (-np.arange(0, head_dim, 2) / head_dim) / (2 * np.pi)  # over the original length
-  return 1 / ((1 - np.clip((turns - 1) / (high - 1), 0, 1)) * (1 / factor - 1) + 1)
+  return 1 / ((1 - np.clip((turns - low) / (high - low), 0, 1)) * (1 / factor - 1) + 1)
 
 
-def _from_factors(factors: np.ndarray, base: float, head_dim: int) -> dict | None:
+def _from_factors(factors: np.ndarray, base: float, head_dim: int, length: int) -> dict | None:
   """rope_scaling that divides frequency i by factors[i]: Llama 3's where its formula gives them.
 
   Converters write the factors and not the settings they came from. Between its two bounds the formula is linear in the
@@ -159,8 +166,8 @@ def _from_factors(factors: np.ndarray, base: float, head_dim: int) -> dict | Non
     slope, start = np.polyfit(base ** (-np.arange(0, head_dim, 2) / head_dim)[inside] / (2 * np.pi), smooth[inside], 1)
     guesses.append((round(1 - 1 / start, 3), round(-slope / start)))
   for high, original in guesses:
-    if np.allclose(_llama3_factors(base, head_dim, factor, high, original), factors, rtol=1e-4):
+    if np.allclose(llama3_factors(base, head_dim, factor, 1.0, high, original), factors, rtol=1e-4):
       return {'rope_type': 'llama3', 'factor': factor, 'low_freq_factor': 1.0, 'high_freq_factor': high,
               'original_max_position_embeddings': original}
   return {'rope_type': 'longrope', 'factor': 1.0, 'attention_factor': 1.0, 'short_factor': factors.tolist(),
-          'long_factor': factors.tolist()}
+          'long_factor': factors.tolist(), 'original_max_position_embeddings': length}
