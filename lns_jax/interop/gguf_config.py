@@ -37,6 +37,22 @@ class _Fields:
       value = value[0].item()
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
+  def count(self, key: str, default=_NO_DEFAULT) -> int:
+    """Takes a field that is a whole number above 0."""
+    value = self.take(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+      self.refuse(key, value, 'it must be a whole number above 0')
+    return value
+
+  def number(self, key: str, default=_NO_DEFAULT) -> float | None:
+    """Takes a field that is a number above 0, or missing where the default is None."""
+    value = self.take(key, default)
+    if value is default is None:
+      return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float('inf'):
+      self.refuse(key, value, 'it must be a number above 0')
+    return float(value)
+
   def only(self, key: str, *allowed):
     """Takes a field that may be missing or have one of some values."""
     value = self.take(key, allowed[0])
@@ -61,7 +77,8 @@ def to_config(path, file) -> dict:
   """
   arch = file.metadata.get('general.architecture')
   if arch not in ARCHITECTURES:
-    raise UserError(f'{path} is of architecture {arch!r}, which is not known as GGUF.{nearest(str(arch), ARCHITECTURES)}')
+    near = nearest(str(arch), ARCHITECTURES)
+    raise UserError(f'{path} is of architecture {arch!r}, which is not known as GGUF.{near}')
   if 'token_embd.weight' not in file.tensors:
     raise UserError(f'{path} holds no tensor token_embd.weight.')
   fields = _Fields(path, file.metadata)
@@ -87,36 +104,36 @@ def _tied(file) -> bool:
 
 
 def _gpt2(fields: _Fields, file) -> dict:
-  width = fields.take('embedding_length')
+  width = fields.count('embedding_length')
   return {
       'model_type': 'gpt2', 'vocab_size': file.tensors['token_embd.weight'].shape[0], 'n_embd': width,
-      'n_layer': fields.take('block_count'), 'n_head': fields.take('attention.head_count'),
-      'n_inner': fields.take('feed_forward_length', 4 * width), 'n_positions': fields.take('context_length'),
-      'layer_norm_epsilon': fields.take('attention.layer_norm_epsilon'), 'activation_function': 'gelu_new'}
+      'n_layer': fields.count('block_count'), 'n_head': fields.count('attention.head_count'),
+      'n_inner': fields.count('feed_forward_length', 4 * width), 'n_positions': fields.count('context_length'),
+      'layer_norm_epsilon': fields.number('attention.layer_norm_epsilon'), 'activation_function': 'gelu_new'}
 
 
 def _llama_like(fields: _Fields, file) -> dict:
   """Llama, and those that differ from it in norms, biases or windows."""
-  arch, width, heads = fields.arch, fields.take('embedding_length'), fields.take('attention.head_count')
-  head_dim = fields.take('attention.key_length', width // heads)
-  base, length = fields.take('rope.freq_base', 10000.0), fields.take('context_length')
+  arch, width, heads = fields.arch, fields.count('embedding_length'), fields.count('attention.head_count')
+  head_dim = fields.count('attention.key_length', width // heads)
+  base, length = fields.number('rope.freq_base', 10000.0), fields.count('context_length')
   config = {
       'model_type': arch, 'vocab_size': file.tensors['token_embd.weight'].shape[0], 'hidden_size': width,
-      'intermediate_size': fields.take('feed_forward_length'), 'num_hidden_layers': fields.take('block_count'),
-      'num_attention_heads': heads, 'num_key_value_heads': fields.take('attention.head_count_kv', heads),
+      'intermediate_size': fields.count('feed_forward_length'), 'num_hidden_layers': fields.count('block_count'),
+      'num_attention_heads': heads, 'num_key_value_heads': fields.count('attention.head_count_kv', heads),
       'head_dim': head_dim, 'max_position_embeddings': length, 'hidden_act': 'silu',
       'rope_theta': base, 'rope_scaling': _rope_scaling(fields, file, base, head_dim, length)}
   for key in ('attention.value_length', 'rope.dimension_count'):
     fields.only(key, head_dim)
   if arch == 'olmo':  # its class has no setting for the epsilon
     fields.only('attention.layer_norm_epsilon', 1e-5)
-    return config | {'clip_qkv': fields.take('attention.clamp_kqv', None)}
-  config['rms_norm_eps'] = fields.take('attention.layer_norm_rms_epsilon')
+    return config | {'clip_qkv': fields.number('attention.clamp_kqv', None)}
+  config['rms_norm_eps'] = fields.number('attention.layer_norm_rms_epsilon')
   if arch == 'llama':
     config['mlp_bias'] = 'blk.0.ffn_up.bias' in file.tensors
-    window = fields.take('attention.sliding_window', 0)
+    window = fields.number('attention.sliding_window', None)
     if window:
-      config |= {'model_type': 'mistral', 'sliding_window': window}
+      config |= {'model_type': 'mistral', 'sliding_window': int(window)}
   if arch == 'qwen2':
     return config | {'use_sliding_window': False}
   return config | {'attention_bias': 'blk.0.attn_q.bias' in file.tensors}
@@ -124,12 +141,13 @@ def _llama_like(fields: _Fields, file) -> dict:
 
 def _rope_scaling(fields: _Fields, file, base: float, head_dim: int, length: int) -> dict | None:
   """rope_scaling of a config.json, None for plain rotary positions."""
-  linear = fields.take('rope.scale_linear', 1.0)  # what files had before there were types
-  kind, factor = fields.take('rope.scaling.type', 'linear'), fields.take('rope.scaling.factor', linear)
+  linear = fields.number('rope.scale_linear', 1.0)  # what files had before there were types
+  kind, factor = fields.take('rope.scaling.type', 'linear'), fields.number('rope.scaling.factor', linear)
   fields.take('rope.scaling.finetuned', None)
-  original, attention = (fields.take(f'rope.scaling.{key}', None) for key in ('original_context_length', 'attn_factor'))
-  betas = {b: fields.take(f'rope.scaling.yarn_{b}', None) for b in ('beta_fast', 'beta_slow')}
-  plain = kind == 'none' or factor in (0.0, 1.0)
+  original, attention = (
+      fields.number(f'rope.scaling.{key}', None) for key in ('original_context_length', 'attn_factor'))
+  betas = {b: fields.number(f'rope.scaling.yarn_{b}', None) for b in ('beta_fast', 'beta_slow')}
+  plain = kind == 'none' or factor == 1.0
   if 'rope_freqs.weight' in file.tensors:
     if not plain:
       fields.refuse('rope.scaling.type', kind, 'rope_freqs.weight beside it is not known')
@@ -138,7 +156,7 @@ def _rope_scaling(fields: _Fields, file, base: float, head_dim: int, length: int
     return None if plain else {'rope_type': 'linear', 'factor': factor}
   if kind != 'yarn':
     fields.refuse('rope.scaling.type', kind, 'of it only none, linear and yarn are known')
-  found = {'rope_type': 'yarn', 'factor': factor, 'original_max_position_embeddings': original, **betas,
+  found = {'rope_type': 'yarn', 'factor': factor, 'original_max_position_embeddings': original and int(original), **betas,
            'attention_factor': attention and attention * (0.1 * np.log(factor).item() + 1.0)}
   return {key: value for key, value in found.items() if value is not None}
 

@@ -68,7 +68,7 @@ def read(path) -> File:
   _library()
   first = _read_one(path)
   count = first.metadata.get('split.count', 0)
-  if count <= 1:
+  if not isinstance(count, int) or count <= 1:
     return first
   found = re.fullmatch(r'(.*)-(\d{5})-of-(\d{5})\.gguf', path.name)
   if first.metadata.get('split.no', 0) != 0 or not found:
@@ -103,7 +103,7 @@ def _read_one(path: pathlib.Path) -> File:
     raise UserError(f'{path} is of GGUF version {version}{order}; known are 2 and 3.')
   try:
     return _Reader(data).file()
-  except (struct.error, UnicodeDecodeError, ValueError, KeyError, MemoryError) as error:
+  except (struct.error, UnicodeDecodeError, ValueError, KeyError, RecursionError) as error:
     raise UserError(f'{path} is damaged or cut short: {str(error).rstrip(".")}.') from None
 
 
@@ -155,6 +155,8 @@ class _Reader:
       self.room(8 * dims)
       infos.append((name, [self.number('Q') for _ in range(dims)][::-1], self.number('I'), self.number('Q')))
     align = metadata.get('general.alignment', 32)
+    if not isinstance(align, int) or align < 1:
+      raise ValueError(f'general.alignment is {align}')
     start = -(-self.at // align) * align
     return File(metadata, {name: self.tensor(name, tuple(shape), kind, start + offset)
                            for name, shape, kind, offset in infos})

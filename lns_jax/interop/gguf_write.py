@@ -37,8 +37,10 @@ def write(source, out, *, dtype: str = 'bfloat16') -> dict:
       again is not the model.
   """
   out = files.absolute(out)
-  if out.suffix != '.gguf' or out.exists():
-    raise UserError(f'{out} exists, and nothing is written over it.' if out.exists() else f'{out} does not end in .gguf.')
+  if out.exists():
+    raise UserError(f'{out} exists, and nothing is written over it.')
+  if out.suffix != '.gguf':
+    raise UserError(f'{out} does not end in .gguf.')
   if dtype not in _KINDS:
     raise UserError(f'dtype = {dtype!r} is not known.{nearest(dtype, _KINDS)}')
   opened = weights.open(source)

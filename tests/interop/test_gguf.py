@@ -67,7 +67,8 @@ def test_biases_of_permuted_projections_are_put_back(path):
 def test_gpt2_matrices_are_in_by_out_as_its_class_has_them(path):
   D, rng = 6, np.random.default_rng(0)
   arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in {
-      'token_embd.weight': (11, D), 'position_embd.weight': (5, D), 'output_norm.weight': (D,), 'output_norm.bias': (D,),
+      'token_embd.weight': (11, D), 'position_embd.weight': (5, D), 'output_norm.weight': (D,),
+      'output_norm.bias': (D,),
       'blk.0.attn_norm.weight': (D,), 'blk.0.attn_norm.bias': (D,), 'blk.0.attn_qkv.weight': (3 * D, D),
       'blk.0.attn_qkv.bias': (3 * D,), 'blk.0.attn_output.weight': (D, D), 'blk.0.attn_output.bias': (D,),
       'blk.0.ffn_norm.weight': (D,), 'blk.0.ffn_norm.bias': (D,), 'blk.0.ffn_up.weight': (4 * D, D),
@@ -156,7 +157,8 @@ def blocks_by_hand():
   scale, low = np.float16(0.5), np.float16(-3)
   q8, q4 = np.arange(-16, 16, dtype=np.int8), np.arange(32) % 16
   packed = (q4[:16] | q4[16:] << 4).astype(np.uint8)  # the first half in the low four bits
-  return {'Q8_0': (scale.tobytes() + q8.tobytes(), 0.5 * q8), 'Q4_0': (scale.tobytes() + packed.tobytes(), 0.5 * (q4 - 8)),
+  return {'Q8_0': (scale.tobytes() + q8.tobytes(), 0.5 * q8),
+          'Q4_0': (scale.tobytes() + packed.tobytes(), 0.5 * (q4 - 8)),
           'Q4_1': (scale.tobytes() + low.tobytes() + packed.tobytes(), 0.5 * q4 - 3)}
 
 
@@ -247,6 +249,8 @@ def test_damaged_counts_do_not_become_work(path):
     ({'rope.dimension_count': 6}, 'llama.rope.dimension_count = 6'),
     ({'rope.scaling.type': 'longrope', 'rope.scaling.factor': 2.0}, 'llama.rope.scaling.type = longrope'),
     ({'attention.head_count': [4, 4, 2]}, r'llama.attention.head_count = \[4, 4, 2\]'),
+    ({'attention.head_count': 0}, 'llama.attention.head_count = 0'),
+    ({'block_count': 'three'}, 'llama.block_count = three'),
     ({'attention.layer_norm_rms_epsilon': None}, 'lacks the field llama.attention.layer_norm_rms_epsilon'),
 ])
 def test_fields_that_change_the_maths_are_refused_by_name(changes, words, path):

@@ -15,8 +15,8 @@ from lns_jax.errors import UserError
 from lns_jax.interop import gguf as ours
 from tokenizer_cases import CORPUS, LIKE_LLAMA, sentencepiece_model
 
-TEXT = ("The naïve café — “déjà vu” of 東京, 12345 times; it's HE'LL  two\n\n  def f(x):\n\t return x ** -0.5 \t# 🙂\r\n"
-        ' x²½ ٣٤ <bos>end ')
+TEXT = ("The naïve café — “déjà vu” of 東京, 12345 times; it's HE'LL  two\n\n  def f(x):\n\t return x ** -0.5 \t# 🙂"
+        '\r\n x²½ ٣٤ <bos>end ')
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 

@@ -128,7 +128,8 @@ def test_an_exports_record_comes_along(tmp_path):
 def test_what_gguf_cannot_say_is_refused(tmp_path):
   out = tmp_path / 'o.gguf'
   for name, changes, words in (
-      ('mistral', {}, ['sliding window of', 'llama']), ('llama_rope_dynamic', {}, ['dynamic']), ('llama_rope_yarn_set', {}, ['yarn', 'mscale']),
+      ('mistral', {}, ['sliding window of', 'llama']), ('llama_rope_dynamic', {}, ['dynamic']),
+      ('llama_rope_yarn_set', {}, ['yarn', 'mscale']),
       ('vit', {}, ["'vit'", 'qwen2']), ('gpt2', {'activation_function': 'gelu'}, ['gelu'])):
     with pytest.raises(UserError) as error:
       gguf_write.write(hf_folders.folder(name, tmp_path / f'{name}', **changes), out)
