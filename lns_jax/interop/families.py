@@ -160,7 +160,8 @@ def _vit(f: Fields) -> Settings:
   labels = f.take('id2label') or {}
   return {
       'family': 'vit', 'causal': False, 'image_size': f.number('image_size', 224),
-      'patch_size': f.number('patch_size', 16), 'channels': f.number('num_channels', 3), 'num_classes': len(labels) or f.number('num_labels', 2),
+      'patch_size': f.number('patch_size', 16), 'channels': f.number('num_channels', 3),
+      'num_classes': len(labels) or f.number('num_labels', 2),
       'd_model': f.number('hidden_size', 768), 'd_ff': f.number('intermediate_size', 3072),
       'num_layers': f.number('num_hidden_layers', 12), 'num_heads': f.number('num_attention_heads', 12),
       'norm': 'layernorm', 'norm_eps': f.number('layer_norm_eps', 1e-12, float), 'mlp': 'gelu', 'bias': 'all'}

@@ -95,5 +95,5 @@ def _load_run(path, step: int | None, dtype, sharding, scheme: str | None):
   params = layout.native(jax.device_put(params, None if config.loop == 'scan' else sharding), config)
   if sharding is not None and config.loop == 'scan':
     params = jax.device_put(params, sharding)
-  tokenizer = tokenizers.load(files.absolute(path) / 'tokenizer') if config.family == 'decoder' else None
-  return config, params, tokenizer
+  folder = files.absolute(path) / 'tokenizer'
+  return config, params, tokenizers.load(folder) if folder.is_dir() else None

@@ -13,7 +13,7 @@ import hf_fixtures
 import hf_folders
 import lns_jax
 from interop.test_save import VIT, run_folder
-from lns_jax.data import tokenizers
+from lns_jax.data import byte_bpe, tokenizers
 from lns_jax.errors import UserError
 from lns_jax.interop import export as export_lib
 from lns_jax.interop import shards
@@ -50,7 +50,7 @@ def exported(run, tmp_path_factory):
 
 def letters() -> tokenizers.Tokenizer:
   """For models of few tokens."""
-  return tokenizers.HFTokenizer(tokenizers._new_bpe({c: i for i, c in enumerate('abcdefghij')}, []).to_str())
+  return tokenizers.HFTokenizer(byte_bpe.build({c: i for i, c in enumerate('abcdefghij')}, []).to_str())
 
 
 def tensors(folder) -> dict[str, np.ndarray]:

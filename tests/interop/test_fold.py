@@ -64,7 +64,7 @@ def test_the_plain_model_has_the_same_logits_or_the_scheme_is_refused(scheme, no
   assert jax.tree.map(jnp.shape, q) == shapes, 'not the parameters of a plain model'
   assert json.loads(json.dumps(record)) == record and record['scheme'] == scheme
   wanted, found = logits(config, p), logits(plain, q)
-  assert np.abs(found - wanted).max() <= 1e-5 and np.abs(wanted).max() > 0.3
+  assert np.abs(found - wanted).max() <= 1e-5 and np.abs(wanted).max() > 0.5
   if scheme in ('lns', 'lns_learned', 'lns_stabilised') and norm != 'nonparametric_layernorm':
     np.testing.assert_array_equal(found, wanted)  # the same multiplications
 
