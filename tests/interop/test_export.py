@@ -68,7 +68,7 @@ def same(a: dict, b: dict):
     assert a[name].tobytes() == b[name].tobytes(), name
 
 
-@pytest.mark.parametrize('name', ['llama_gqa', 'llama_mha_tied'])
+@pytest.mark.parametrize('name', ['llama_gqa', pytest.param('llama_mha_tied', marks=pytest.mark.slow)])
 def test_an_lns_model_is_what_transformers_computed_of_it(name, tmp_path):
   """The fixture's weights with the fixture's logits under forward hooks that multiply by 1 / sqrt(l)."""
   config, params, tokens, right = hf_fixtures.model(name, scheme='lns')
@@ -302,6 +302,7 @@ def test_a_model_of_images_leaves_as_vit(tmp_path):
   assert (again.family, again.scheme, again.num_classes) == ('vit', 'branch_lns', 5)
 
 
+@pytest.mark.slow
 def test_the_command(run, tmp_path):
   arguments = [f'--workdir={run}', f'--out={tmp_path / "hf"}', '--drop_layers=2']
   found = command('experiments/export_hf.py', *arguments, timeout=120)
