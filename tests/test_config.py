@@ -167,7 +167,7 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
   choices = field.metadata['choices']
   by_type = {bool: not field.default, int: 24, float: 2.0 if field.metadata['above'] == 1.0 else 0.5, str: '1M'}
   changed = list(choices)[-1] if choices else by_type.get(field.type, (3, 5))
-  values['model'] |= {**VIT, 'image_size': 48, 'patch_size': 24} if field.metadata['family'] == 'vit' else {}
+  values['model'] |= {**VIT, 'image_size': 48, 'patch_size': 24} if field.metadata['family'] == ('vit',) else {}
   values['model'] |= VIT if path[-1] in ('family', 'causal') else {}
   other[path[-1]] = changed
   values['model'] |= {'num_layers': 2} if path[-1] == 'layer_ids' else {}

@@ -97,7 +97,7 @@ def _passes(config: ModelConfig, params, batch):
   Returns (losses [B], weights [B], squares of dL/d what leaves the last layer [B], for each run of layers its numbers
   [layers, B], see `_numbers`, and 'state', squares of dL/d what enters).
   """
-  x_BTD = transformer.embed(config, params, transformer.inputs(config, batch))
+  x_BTD = transformer.embed(config, params, transformer.inputs(config, batch), batch.get('segment_ids'))
   ids_BT = batch.get('segment_ids')
   layer = walk.layer_at(config, params, attention.context(config, x_BTD, ids_BT))
   before, last_BTD = walk.entering(layer, x_BTD, config.num_layers)

@@ -81,7 +81,7 @@ def _scores(config: ModelConfig, kinds: tuple[str, ...], score_fn: ScoreFn | Non
 
   first: number of the batch's first row in the whole sample, which its noise belongs to.
   """
-  x = transformer.embed(config, params, transformer.inputs(config, batch))
+  x = transformer.embed(config, params, transformer.inputs(config, batch), batch.get('segment_ids'))
   ctx = attention.context(config, x, batch.get('segment_ids'))
   def kept(layer):
     return lambda i, x: jax.lax.cond(removed[i], lambda i, x: x, layer, i, x)

@@ -38,7 +38,7 @@ class Streams(typing.NamedTuple):
   @classmethod
   def of(cls, config: ModelConfig, params, batch) -> 'Streams':
     """params: stacked."""
-    x = transformer.embed(config, params, transformer.inputs(config, batch))
+    x = transformer.embed(config, params, transformer.inputs(config, batch), batch.get('segment_ids'))
     x = x.astype(wide(x))  # the blocks compute in the type of their input
     layer = walk.layer_at(config, params, attention.context(config, x, batch.get('segment_ids')))
     real = transformer.family(config).real_tokens(config, batch)[..., None] > 0

@@ -59,5 +59,5 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   params = layout.native(jax.device_put(params, None if config.loop == 'scan' else sharding), config)
   if sharding is not None and config.loop == 'scan':
     params = jax.device_put(params, sharding)
-  tokenizer = tokenizers.load(files.absolute(path) / 'tokenizer') if config.family == 'decoder' else None
+  tokenizer = tokenizers.load(files.absolute(path) / 'tokenizer') if config.reads_text else None
   return config, params, tokenizer

@@ -65,7 +65,7 @@ def save(config: config_lib.ModelConfig, params, out, *, like, step: int | None 
       if result is not None:
         files.write_json(folder / 'result.json',
                          files.finite(result) | {'config': values, 'corpus_hash': corpus_hash})
-      if config.family == 'decoder':
+      if config.reads_text:
         shutil.copytree(pathlib.Path(like).expanduser() / 'tokenizer', folder / 'tokenizer')
       with checkpoint.Checkpointer(folder / 'checkpoints', run.checkpoint) as saver:
         saver.save(step, params=canonical, opt_state=None, data={'step': step, 'corpus_hash': corpus_hash},

@@ -31,15 +31,20 @@ def context(config: config_lib.ModelConfig, x_BT: jax.Array, segment_ids_BT: jax
     step = float(config.ramp_step)
   if config.family != 'decoder':
     return Context(segment_ids_BT, None, None, step)
-  T, half = x_BT.shape[1], config.head_dim // 2
-  positions = jnp.arange(T)[None]
-  if segment_ids_BT is not None:
-    starts = jnp.pad(segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
-    positions = positions - jax.lax.cummax(jnp.where(starts, positions, 0), axis=1)
+  half = config.head_dim // 2
   dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
   frequencies = config.rope_base ** (-jnp.arange(half, dtype=dtype) / half)
-  angles = positions[..., None].astype(dtype) * frequencies
+  angles = positions(x_BT.shape[1], segment_ids_BT)[..., None].astype(dtype) * frequencies
   return Context(segment_ids_BT, jnp.cos(angles), jnp.sin(angles), step)
+
+
+def positions(T: int, segment_ids_BT: jax.Array | None) -> jax.Array:
+  """[B or 1, T]: 0, 1, ... from the start of each segment."""
+  at = jnp.arange(T)[None]
+  if segment_ids_BT is None:
+    return at
+  starts = jnp.pad(segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
+  return at - jax.lax.cummax(jnp.where(starts, at, 0), axis=1)
 
 
 def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:

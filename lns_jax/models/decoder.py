@@ -29,8 +29,8 @@ def ends(config: config_lib.ModelConfig) -> dict[str, nn.Module]:
   return {'embed': Table(config, 'embed')} | ({} if config.tie_embeddings else {'head': Table(config, 'head')})
 
 
-def embed(config: config_lib.ModelConfig, params, tokens_BT: jax.Array) -> jax.Array:
-  """[B, T] -> [B, T, D] in the compute type."""
+def embed(config: config_lib.ModelConfig, params, tokens_BT: jax.Array, segment_ids_BT=None) -> jax.Array:
+  """[B, T] -> [B, T, D] in the compute type; positions are for the blocks."""
   return params['embed']['table'][tokens_BT].astype(param.dtypes(config)[1])
 
 
