@@ -25,6 +25,7 @@ BOS, EOS = '<bos>', '<eos>'
 PIECE_CHARS = 1 << 16
 
 _BOS_NAMES = ('<bos>', '<s>', '<|begin_of_text|>', '[CLS]')
+_MASK_NAMES = ('[MASK]', '<mask>')
 _EOS_NAMES = ('<eos>', '</s>', '<|end_of_text|>', '<|endoftext|>', '[SEP]')
 
 
@@ -32,7 +33,7 @@ class Tokenizer(abc.ABC):
   """What the rest of the package knows of a tokenizer.
 
   Attributes:
-    name: short, for people. vocab_size: V, ids are 0..V-1. bos_id, eos_id: int or None.
+    name: short, for people. vocab_size: V, ids are 0..V-1. bos_id, eos_id, mask_id: int or None.
     hash: sha256 (hex) of everything that decides its output.
   """
 
@@ -41,6 +42,7 @@ class Tokenizer(abc.ABC):
   bos_id: int | None
   eos_id: int | None
   hash: str
+  mask_id: int | None = None
 
   @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -61,6 +63,10 @@ class Tokenizer(abc.ABC):
   def encode(self, text: str) -> np.ndarray:
     """Ids of one text as int32 [n], without special tokens."""
     return self.encode_batch([text])[0]
+
+  def spans(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    """(ids of one text as int32 [n], the characters text[start:end] that each stands for as int32 [n, 2])."""
+    raise UserError(f'tokenizer {self.name} does not say which characters a token stands for; a tokenizer.json does.')
 
   @functools.cached_property
   def token_bytes(self) -> np.ndarray:
@@ -111,6 +117,8 @@ class HFTokenizer(Tokenizer):
     self.bos, self.eos = self._find(bos, _BOS_NAMES), self._find(eos, _EOS_NAMES)
     self.bos_id = None if self.bos is None else self._inner.token_to_id(self.bos)
     self.eos_id = None if self.eos is None else self._inner.token_to_id(self.eos)
+    mask = self._find(None, _MASK_NAMES)
+    self.mask_id = None if mask is None else self._inner.token_to_id(mask)
     self._byte_level = '"ByteLevel"' in json.dumps(json.loads(text).get('decoder'))
     self._text = text
     self.hash = hashlib.sha256(f'{text}\n{self.bos_id} {self.eos_id}'.encode()).hexdigest()
@@ -126,6 +134,10 @@ class HFTokenizer(Tokenizer):
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     encoded = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
     return [np.array(e.ids, np.int32) for e in encoded]
+
+  def spans(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    encoded = self._inner.encode(text, add_special_tokens=False)
+    return np.array(encoded.ids, np.int32), np.array(encoded.offsets, np.int32).reshape(-1, 2)
 
   def decode(self, ids: Sequence[int]) -> str:
     return self._inner.decode([int(i) for i in ids], skip_special_tokens=True)

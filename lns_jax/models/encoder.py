@@ -67,8 +67,8 @@ class SpanHead(nn.Module):
   @nn.compact
   def __call__(self):
     D = self.config.d_model
-    param.matrix(self, 'table', 'head', 0, (2, D), ('span', 'embed'), D)
-    param.vector(self, 'bias', nn.initializers.zeros, (2,))
+    param.matrix(self, 'span', 'head', 0, (2, D), ('span', 'embed'), D)
+    param.vector(self, 'span_bias', nn.initializers.zeros, (2,))
 
 
 HEADS = {'mlm': MaskedHead, 'squad': SpanHead}
@@ -102,12 +102,14 @@ def logits(config: config_lib.ModelConfig, params, normed_BTD: jax.Array) -> jax
     raise UserError('a model with model.head = none has neither logits nor a loss; its states, and what is measured '
                     'on them, are all that it has.')
   p = params['head']
-  if config.head == 'mlm':
+  if config.head == 'squad':
+    table, bias = p['span'], p['span_bias']
+  else:
     hidden_BTD = param.dot('BTD,DE->BTE', normed_BTD, p['dense']) + p['dense_bias'].astype(normed_BTD.dtype)
     normed_BTD = Norm(config).apply({'params': p.get('norm', {})}, jax.nn.gelu(hidden_BTD, approximate=False))
-  table = params['embed' if config.head == 'mlm' and config.tie_embeddings else 'head']['table']
+    table, bias = params['embed' if config.tie_embeddings else 'head']['table'], p['bias']
   scores = loss.logits(normed_BTD, table)
-  return scores + p['bias'].astype(scores.dtype)
+  return scores + bias.astype(scores.dtype)
 
 
 def weights(batch) -> jax.Array:

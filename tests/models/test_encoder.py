@@ -86,7 +86,7 @@ def tree(config, get):
             'mlp_out_norm': norm(f'{at}.output.LayerNorm')}
   at, head = 'bert.embeddings', 'cls.predictions'
   heads = {'none': lambda: {}, 'squad': lambda: {
-      'head': {'table': get('qa_outputs.weight'), 'bias': get('qa_outputs.bias')}}, 'mlm': lambda: {
+      'head': {'span': get('qa_outputs.weight'), 'span_bias': get('qa_outputs.bias')}}, 'mlm': lambda: {
       'head': {'dense': get(f'{head}.transform.dense.weight').T, 'dense_bias': get(f'{head}.transform.dense.bias'),
                'norm': norm(f'{head}.transform.LayerNorm'), 'bias': get(f'{head}.bias')}}}
   tables = {'table': 'word', 'positions': 'position', 'types': 'token_type'}
@@ -330,7 +330,7 @@ def test_every_parameter_has_a_gradient(head):
   still = [jax.tree_util.keystr(path, simple=True, separator='/') for path, g in flat if np.abs(g).max() < 1e-7]
   # A softmax does not feel a bias of its keys, nor one over positions a bias of all of them.
   assert [n for n in still if not n.endswith('k_bias')] == (
-      ['final_norm/bias', 'head/bias'] if head == 'squad' else [])
+      ['final_norm/bias', 'head/span_bias'] if head == 'squad' else [])
 
 
 @pytest.mark.parametrize('scheme', ['post', 'mix'])
