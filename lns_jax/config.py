@@ -282,7 +282,8 @@ class DataConfig(Section):
   text_field: str = setting(
       'text', 'Name of the field that holds the text in JSONL, Parquet and TFDS records.', family=TEXT)
   tokenizer: str = setting(
-      'bpe', 'bpe (trained on the train split), byte, or a .model / tokenizer.json file.', family=TEXT)
+      'bpe', 'bpe (trained on the train split), byte, or a .model / tokenizer.json file, or a folder with one.',
+      family=TEXT)
   add_bos: bool = setting(
       True, 'Whether a document starts with BOS where the tokenizer has one.', family=TEXT)
   packing: str = setting(

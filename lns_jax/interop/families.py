@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lns_jax.config import BIASES, ModelConfig, RopeScaling
 from lns_jax.errors import UserError, nearest
-from lns_jax.interop import names
+from lns_jax.interop import names, theirs
 from lns_jax.interop.fields import Fields
 from lns_jax.layers import rope
 
@@ -27,7 +27,7 @@ class Family:
     unused: parts of names of weights that no part of a model of ours stands for; a warning names them.
     aliases: (part of a name, what others have there), such as names of older files.
     tied: the head's tensor, which may be there where the head is the embedding.
-    theirs: settings -> the fields of config.json; None: a model of ours does not leave as this type.
+    theirs: settings -> the fields of config.json.
     architecture: the class that config.json names.
   """
 
@@ -161,18 +161,19 @@ def _gpt2(f: Fields) -> Settings:
 def _vit(f: Fields) -> Settings:
   f.only('hidden_act', ('gelu',), 'gelu')
   f.only('qkv_bias', (True,), True)
-  f.only('encoder_stride', (16, f.take('encoder_stride', 16)), 16)  # of the masked-image decoder alone
+  for name in ('encoder_stride', 'pooler_act', 'pooler_output_size'):  # of heads that a classifier does not have
+    f.take(name)
   labels = f.take('id2label') or {}
   return {
-      'family': 'vit', 'causal': False, 'image_size': f.number('image_size', 224), 'patch_size': f.number('patch_size', 16),
-      'channels': f.number('num_channels', 3), 'num_classes': len(labels) or f.number('num_labels', 2),
+      'family': 'vit', 'causal': False, 'image_size': f.number('image_size', 224),
+      'patch_size': f.number('patch_size', 16), 'channels': f.number('num_channels', 3),
+      'num_classes': len(labels) or f.number('num_labels', 2),
       'd_model': f.number('hidden_size', 768), 'd_ff': f.number('intermediate_size', 3072),
       'num_layers': f.number('num_hidden_layers', 12), 'num_heads': f.number('num_attention_heads', 12),
       'norm': 'layernorm', 'norm_eps': f.number('layer_norm_eps', 1e-12, float), 'mlp': 'gelu', 'bias': 'all'}
 
 
-_BERT_HEADS = {'BertModel': 'none', 'BertForMaskedLM': 'mlm', 'BertForPreTraining': 'mlm',
-               'BertForQuestionAnswering': 'squad'}
+_BERT_HEADS = {name: head for head, name in theirs.BERT.items()} | {'BertForPreTraining': 'mlm'}
 _BERT_POOLER = ('pooler_fc_size', 'pooler_num_attention_heads', 'pooler_num_fc_layers', 'pooler_size_per_head',
                 'pooler_type')  # of a layer that we do not read
 
@@ -198,30 +199,22 @@ def _bert(f: Fields) -> Settings:
       'head': head, 'tie_embeddings': tied and head == 'mlm'}
 
 
-def _bert_theirs(c: ModelConfig) -> dict:
-  architecture = next(name for name, head in _BERT_HEADS.items() if head == c.head)
-  return {
-      'architectures': [architecture], 'vocab_size': c.vocab_size, 'max_position_embeddings': c.max_positions,
-      'type_vocab_size': c.type_vocab_size, 'hidden_size': c.d_model, 'intermediate_size': c.d_ff,
-      'num_hidden_layers': c.num_layers, 'num_attention_heads': c.num_heads, 'layer_norm_eps': c.norm_eps,
-      'hidden_act': 'gelu', 'position_embedding_type': 'absolute',
-      'tie_word_embeddings': c.tie_embeddings or c.head != 'mlm'}
-
-
 FAMILIES = {
-    'llama': Family(_llama, names.LLAMA, architecture='LlamaForCausalLM'),
-    'mistral': Family(_mistral, names.LLAMA, architecture='MistralForCausalLM'),
-    'qwen2': Family(_qwen2, names.LLAMA, architecture='Qwen2ForCausalLM'),
-    'qwen3': Family(_qwen3, names.LLAMA, architecture='Qwen3ForCausalLM'),
-    'olmo': Family(_olmo, names.LLAMA, architecture='OlmoForCausalLM'),
-    'olmo2': Family(_olmo2, names.LLAMA, architecture='Olmo2ForCausalLM'),
+    'llama': Family(_llama, names.LLAMA, theirs=theirs.llama, architecture='LlamaForCausalLM'),
+    'mistral': Family(_mistral, names.LLAMA, theirs=theirs.mistral, architecture='MistralForCausalLM'),
+    'qwen2': Family(_qwen2, names.LLAMA, theirs=theirs.qwen2, architecture='Qwen2ForCausalLM'),
+    'qwen3': Family(_qwen3, names.LLAMA, theirs=theirs.qwen3, architecture='Qwen3ForCausalLM'),
+    'olmo': Family(_olmo, names.LLAMA, theirs=theirs.olmo, architecture='OlmoForCausalLM'),
+    'olmo2': Family(_olmo2, names.LLAMA, theirs=theirs.olmo2, architecture='Olmo2ForCausalLM'),
     'gpt2': Family(_gpt2, names.GPT2, ('transformer.', ''), ('attn.bias', 'attn.masked_bias'),
-                   architecture='GPT2LMHeadModel'),
-    'vit': Family(_vit, names.VIT, ('vit.', ''), ('pooler.dense',), architecture='ViTForImageClassification'),
+                   theirs=theirs.gpt2, architecture='GPT2LMHeadModel'),
+    'vit': Family(_vit, names.VIT, ('vit.', ''), ('pooler.dense',), theirs=theirs.vit,
+                  architecture='ViTForImageClassification'),
     'bert': Family(
         _bert, names.BERT, ('bert.', ''), ('embeddings.position_ids',), ('pooler.dense', 'cls.seq_relationship'),
         (('LayerNorm.weight', 'LayerNorm.gamma'), ('LayerNorm.bias', 'LayerNorm.beta'),
-         ('cls.predictions.bias', 'cls.predictions.decoder.bias')), 'cls.predictions.decoder.weight', _bert_theirs),
+         ('cls.predictions.bias', 'cls.predictions.decoder.bias')), 'cls.predictions.decoder.weight',
+        theirs=theirs.bert),
 }
 
 

@@ -411,7 +411,7 @@ MEASURES = {
 @pytest.mark.parametrize('name', MEASURES)
 def test_measures_take_an_encoder(name):
   config = model(num_layers=2)
-  found = MEASURES[name](config, params(config), [batch(rows=4, T=6)])
+  found = MEASURES[name](config, params(config), [batch(rows=4, T=12 if name == 'linear' else 6)])
   value = found.value if name != 'profile' else found.value[0]
   assert np.isfinite(value).all() and np.abs(value).max() > 0
 
