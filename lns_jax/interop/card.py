@@ -14,6 +14,9 @@ import lns_jax
 config, params, tokenizer = lns_jax.load('{name}')
 ```
 '''
+TASKS = {'AutoModelForCausalLM': 'text-generation', 'AutoModelForImageClassification': 'image-classification',
+         'AutoModelForMaskedLM': 'fill-mask', 'AutoModelForQuestionAnswering': 'question-answering',
+         'AutoModel': 'feature-extraction'}
 
 
 def text(name: str, *, model_type: str, auto: str, has_tokenizer: bool, record: dict, facts: dict) -> str:
@@ -25,7 +28,7 @@ def text(name: str, *, model_type: str, auto: str, has_tokenizer: bool, record: 
     record: of `fold`, with 'origin'.
     facts: {what: number or words} of the model and its training; those that are None are left out.
   """
-  task = {'AutoModelForCausalLM': 'text-generation', 'AutoModelForImageClassification': 'image-classification'}[auto]
+  task = TASKS[auto]
   head = ['---', 'license: unknown', 'library_name: transformers', f'pipeline_tag: {task}', 'tags:',
           *(f'- {tag}' for tag in dict.fromkeys(['lns_jax', model_type, record['scheme'].replace('_', '-')])), '---']
   rows = [f'| {what} | {_shown(value)} |' for what, value in facts.items() if value is not None]

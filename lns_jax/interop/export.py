@@ -15,7 +15,7 @@ from lns_jax import config as config_lib
 from lns_jax import files
 from lns_jax.data import sample, tokenizers
 from lns_jax.errors import UserError, nearest
-from lns_jax.interop import card, families, fold, hf, names, shards, tokenizer_files
+from lns_jax.interop import card, families, fold, hf, names, shards, theirs, tokenizer_files
 from lns_jax.interop.load import is_run, load, load_run_config
 from lns_jax.interop.save import new_folder
 from lns_jax.layers import schemes
@@ -128,7 +128,7 @@ def pick(plain: config_lib.ModelConfig, model_type: str = '', asked: bool = Fals
 def _lacking(plain: config_lib.ModelConfig, model_type: str) -> dict:
   """{setting: (its value, what a class would make of it)}, as its config.json reads."""
   family = families.FAMILIES[model_type]
-  if (plain.family == 'vit') != (model_type == 'vit'):
+  if plain.family != {'vit': 'vit', 'bert': 'encoder'}.get(model_type, 'decoder'):
     return {f.name: (getattr(plain, f.name), None) for f in dataclasses.fields(plain)}  # nothing in common
   if plain.positions == 'learned' and not plain.max_positions or plain.family == 'vit' and plain.pooling != 'cls':
     return {'pooling': (plain.pooling, 'cls')}
@@ -160,7 +160,8 @@ def _write(folder, name: str, origin: Origin, model_type: str, plain, params, re
       'architectures': [family.architecture], 'model_type': model_type, 'torch_dtype': dtype.name,
       **family.theirs(plain), **ids, hf.RECORD: record})
   _generation(folder, origin, plain, ids)
-  auto = 'AutoModelForImageClassification' if plain.family == 'vit' else 'AutoModelForCausalLM'
+  auto = {'vit': 'AutoModelForImageClassification', 'decoder': 'AutoModelForCausalLM',
+          'encoder': theirs.BERT_AUTO.get(plain.head)}[plain.family]
   (folder / 'README.md').write_text(card.text(
       name, model_type=model_type, auto=auto, has_tokenizer=tokenizer is not None, record=record,
       facts=_facts(origin, plain, shapes)), encoding='utf-8')
@@ -259,6 +260,7 @@ def _check(folder, batch, model, plain, dtype) -> dict:
 
 
 def _logits(config, params, batch) -> np.ndarray:
-  """In float32, whatever the model's own precision is."""
+  """In float32, whatever the model's own precision is; the states of a model without a head."""
   config = dataclasses.replace(config, precision='float32', remat='none')
-  return np.asarray(jax.jit(functools.partial(transformer.forward, config))(layout.native(params, config), batch))
+  run = transformer.states if config.family == 'encoder' and config.head == 'none' else transformer.forward
+  return np.asarray(jax.jit(functools.partial(run, config))(layout.native(params, config), batch))

@@ -52,6 +52,7 @@ def vit(c: ModelConfig) -> dict:
 
 
 BERT = {'none': 'BertModel', 'mlm': 'BertForMaskedLM', 'squad': 'BertForQuestionAnswering'}  # classes by model.head
+BERT_AUTO = {'none': 'AutoModel', 'mlm': 'AutoModelForMaskedLM', 'squad': 'AutoModelForQuestionAnswering'}
 
 
 def bert(c: ModelConfig) -> dict:
