@@ -66,8 +66,9 @@ def _settings(config: ModelConfig, tokenizer, seq_len: int) -> RunConfig:
   groups = {'optimizer': {'name': 'adamw', 'lr': 2e-5, 'warmup_steps': 100, 'clip_norm': 1.0},
             'train': {'batch_size': 8}}
   if config.reads_text:
-    groups['data'] = {'seq_len': seq_len or min(SEQ_LEN, longest),
-                      'add_bos': tokenizer is None or tokenizer.adds_bos}
+    groups['data'] = {'seq_len': seq_len or min(SEQ_LEN, longest)}
+  if config.family == 'decoder':
+    groups['data']['add_bos'] = tokenizer is None or tokenizer.adds_bos
   return config_lib.changed(dataclasses.replace(RunConfig(), model=config), groups)
 
 

@@ -1,5 +1,6 @@
 """BERT in and out of Hugging Face's names: every form of its files, every field of its config.json, its tokenizer."""
 
+import dataclasses
 import json
 
 import jax
@@ -8,9 +9,9 @@ import pytest
 import safetensors.numpy
 
 import lns_jax
-from lns_jax import depth
+from lns_jax import depth, samples
 from lns_jax.errors import UserError
-from lns_jax.interop import families, names
+from lns_jax.interop import export, families, fold, names, take_in
 from hf_fixtures import fixture
 import wordpiece
 
@@ -122,6 +123,56 @@ def test_in_and_out_again_is_the_same_bit_for_bit(tmp_path, head):
     np.testing.assert_array_equal(out[name], x)
   settings = families.of(family.theirs(config) | {'model_type': 'bert'}, 'config.json')[1]
   assert lns_jax.ModelConfig(**settings) == config
+
+
+@pytest.mark.parametrize('head', KINDS)
+def test_export_of_an_imported_folder_is_that_folder(tmp_path, head):
+  found = export.export(folder(tmp_path / 'm', head), tmp_path / 'out')
+  again = safetensors.numpy.load_file(tmp_path / 'out' / 'model.safetensors')
+  assert found['model_type'] == 'bert' and found['check']['read_again'] == 0 and again.keys() == tensors(head).keys()
+  for name, x in tensors(head).items():
+    np.testing.assert_array_equal(again[name], x)
+  config = json.loads((tmp_path / 'out' / 'config.json').read_text())
+  assert config['architectures'] == [KINDS[head]] and config['model_type'] == 'bert'
+  auto = {'mlm': 'AutoModelForMaskedLM', 'squad': 'AutoModelForQuestionAnswering', 'none': 'AutoModel'}[head]
+  assert f'{auto}.from_pretrained' in (tmp_path / 'out' / 'README.md').read_text()
+
+
+def test_dropped_layers_leave_the_others_where_they_are(tmp_path):
+  export.export(folder(tmp_path / 'm'), tmp_path / 'out', drop_layers=[2])
+  again = safetensors.numpy.load_file(tmp_path / 'out' / 'model.safetensors')
+  at = 'bert.encoder.layer'
+  np.testing.assert_array_equal(again[f'{at}.1.output.dense.weight'], tensors()[f'{at}.2.output.dense.weight'])
+  assert not any(n.startswith(f'{at}.2.') for n in again)
+  config, params, _ = lns_jax.load(tmp_path / 'out')
+  whole = lns_jax.remove_layers(*lns_jax.load(tmp_path / 'm')[:2], [2])
+  tokens = fixture('bert')[1]['tokens']
+  np.testing.assert_allclose(lns_jax.forward(config, params, tokens), lns_jax.forward(*whole, tokens), **CLOSE)
+
+
+@pytest.mark.parametrize('scheme', ['mix', 'pre'])
+def test_another_scheme_of_an_encoder_has_no_stock_class(scheme):
+  config = lns_jax.ModelConfig(family='encoder', causal=False, scheme=scheme, norm='layernorm', mlp='gelu', bias='all',
+                               max_positions=8, num_layers=4, norm_eps=1e-12)
+  with pytest.raises(UserError, match=f"scheme.*{scheme}"):
+    export.pick(dataclasses.replace(config, scheme=fold.plain_scheme(config)))
+
+
+def test_a_run_folder_of_it_is_measured_on_masked_text(tmp_path):
+  V = wordpiece.make().vocab_size
+  table = {'bert.embeddings.word_embeddings.weight': np.random.default_rng(0).normal(size=(V, 16)).astype(np.float32),
+           'cls.predictions.bias': np.zeros(V, np.float32)}
+  source = folder(tmp_path / 'm', weights=tensors() | table, tokenizer=True, vocab_size=V)
+  take_in.import_model(source, tmp_path / 'run')
+  (tmp_path / 'a.txt').write_text('the sun is big. ' * 50)
+  config, params, tokenizer = lns_jax.load(tmp_path / 'run')
+  assert tokenizer.mask_id == 4 and config.head == 'mlm'
+  found = samples.open_sample(str(tmp_path / 'run'), config, tokenizer, str(tmp_path / 'a.txt'), 100, 0)
+  assert len(found.rows) == 5 and found.rows[0]['tokens'][0] == 2 and len(found.rows[0]['tokens']) == 20
+  batch = {k: np.stack([row[k] for row in found.rows]) for k in found.rows[0]}
+  drop = depth.layer_drop(config, params, [batch])
+  assert drop['baseline'].tokens == batch['weights'].sum() == 5 * 3  # 15 % of 18 tokens
+  assert np.isfinite(drop['layer_drop'].value).all()
 
 
 @pytest.mark.parametrize('fields, words', [
