@@ -165,8 +165,9 @@ def _write(folder, name: str, origin: Origin, model_type: str, plain, params, re
   called = {e.ours: e.theirs for e in names.table(plain, family.rows)}
   scaled = [called[f'layers/{l}/{leaf}'] for l, of_layer in record['folded'].items() for leaf in of_layer]
   (folder / 'README.md').write_text(card.text(
-      name, model_type=model_type, auto=AUTO.get(plain.family) or theirs.BERT_AUTO[plain.head], has_tokenizer=(folder / 'tokenizer_config.json').exists(),
-      scheme=record['scheme'], scaled=scaled, facts=_facts(origin, plain, shapes)), encoding='utf-8')
+      name, model_type=model_type, auto=AUTO.get(plain.family) or theirs.BERT_AUTO[plain.head],
+      has_tokenizer=(folder / 'tokenizer_config.json').exists(), scheme=record['scheme'], scaled=scaled,
+      facts=_facts(origin, plain, shapes)), encoding='utf-8')
   total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
   return {'files': written, 'tensors': len(shapes), 'bytes': total}
 

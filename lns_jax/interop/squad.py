@@ -1,8 +1,8 @@
 """Extractive question answering: a model with model.head = squad on a file of the SQuAD v1.1 form.
 
 A question and its context become rows [CLS] question [SEP] context [SEP]; a long context is cut into windows that
-overlap. The answer is the pair of positions of the context, the last not before the first, with the largest sum of start
-and end logit over all windows. Scores are those of the official script of v1.1: per cent of exact matches, and mean F1
+overlap. The answer is the pair of positions of the context, the last not before the first, with the largest sum of
+start and end logit over all windows. Scores are those of the official script of v1.1: per cent of exact matches, and mean F1
 of words, of the best of each question's reference answers, after lower-casing and without punctuation and articles.
 """
 
@@ -77,8 +77,8 @@ def windows(questions: Sequence[Question], tokenizer: Tokenizer, T: int, stride:
     ids, spans = tokenizer.spans(q.context)
     room = T - len(question) - 3
     if room < stride:
-      raise UserError(f'rows of {T} positions leave {room} for the context of question {q.id}, fewer than the stride of '
-                      f'{stride}; a longer row or a smaller stride would do.')
+      raise UserError(f'rows of {T} positions leave {room} for the context of question {q.id}, fewer than the stride '
+                      f'of {stride}; a longer row or a smaller stride would do.')
     for start in range(0, max(len(ids) - room + stride, 1), stride):
       part = ids[start:start + room]
       yield Window(_row(question, part, T, tokenizer), number, _placed(spans[start:start + room], len(question) + 2, T))
@@ -116,7 +116,7 @@ def _logits(config: ModelConfig, params, batch):
 
 
 def best_span(start_T: np.ndarray, end_T: np.ndarray, may_T: np.ndarray) -> tuple[float, int, int]:
-  """(sum, first, last) of the best pair of positions that may answer, at most MAX_ANSWER tokens, the first of equals."""
+  """(sum, first, last) of the best pair of positions that may answer, MAX_ANSWER tokens at most, the first of equals."""
   first, last = np.indices((len(start_T), len(end_T)))
   allowed = (last >= first) & (last < first + MAX_ANSWER) & may_T[:, None] & may_T
   sums = np.where(allowed, start_T[:, None] + end_T, -np.inf)
@@ -181,8 +181,9 @@ def f1(answer: str, reference: str) -> float:
 
 def scores(answers: dict[str, str], questions: Sequence[Question]) -> dict[str, float]:
   """{'exact_match', 'f1': per cent, 'questions': how many}."""
-  best = lambda score: 100 * float(np.mean([max(score(answers[q.id], text) for text, _ in q.answers) for q in questions]))
-  return {'exact_match': best(exact), 'f1': best(f1), 'questions': len(questions)}
+  def mean(score):
+    return 100 * float(np.mean([max(score(answers[q.id], text) for text, _ in q.answers) for q in questions]))
+  return {'exact_match': mean(exact), 'f1': mean(f1), 'questions': len(questions)}
 
 
 def score(config: ModelConfig, params, tokenizer: Tokenizer, path, **kwargs) -> dict[str, float]:

@@ -165,7 +165,7 @@ def summed_loss(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, b
 
 
 def scores(config: config_lib.ModelConfig, params, normed_BTD: jax.Array, batch) -> dict[str, jax.Array]:
-  """Sums of an evaluation besides the loss: 'correct', the weight of masked tokens, or rows, that are predicted right."""
+  """Sums of an evaluation besides the loss: 'correct', the weight of masked tokens, or of rows, that are right."""
   found, w_BT = logits(config, params, normed_BTD), weights(batch)
   if config.head == 'mlm':
     return {'correct': jnp.sum((jnp.argmax(found, axis=-1) == loss.answers(batch, 'targets')) * w_BT)}

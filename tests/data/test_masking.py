@@ -59,7 +59,8 @@ def test_80_per_cent_are_masked_10_random_10_kept():
 
 def test_what_is_hidden_depends_on_the_seed_and_the_row():
   row = plain(60)
-  same, again, other, seed = (masking.hide(row, TOKENIZER, seed=s, number=n) for s, n in ((3, 5), (3, 5), (3, 6), (4, 5)))
+  same, again, other, seed = (masking.hide(row, TOKENIZER, seed=s, number=n)
+                              for s, n in ((3, 5), (3, 5), (3, 6), (4, 5)))
   for name in same:
     np.testing.assert_array_equal(same[name], again[name])
   assert (same['weights'] != other['weights']).any() and (same['weights'] != seed['weights']).any()

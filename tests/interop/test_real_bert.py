@@ -69,8 +69,8 @@ def test_depth_of_a_post_ln_model():
   batch = {k: np.stack([r[k] for r in rows]) for k in rows[0]}
   found = depth.profile(config, params, [batch])
   real = batch['segment_ids'] > 0
-  states = np.asarray(jax.jit(lns_jax.states, static_argnums=0)(config, params, batch['tokens'], segment_ids=batch['segment_ids']),
-                      np.float64)[:, real]
+  states = jax.jit(lns_jax.states, static_argnums=0)(config, params, batch['tokens'], segment_ids=batch['segment_ids'])
+  states = np.asarray(states, np.float64)[:, real]
   gains = [params['embed_norm'], *(params['layers'][str(l)]['mlp_out_norm'] for l in range(1, 7))]
   for x, n in zip(states, gains):
     normed = (x - n['bias']) / n['gain']

@@ -1,5 +1,6 @@
 """The encoder (BERT): parity with transformers, its heads and losses, and the same machinery as the decoder."""
 
+import dataclasses
 import functools
 
 import jax
@@ -138,18 +139,17 @@ def test_parameters_are_those_of_transformers(head):
 
 
 @pytest.mark.parametrize('changes', [
-    {'norm_eps': 1e-3}, {'causal': False, 'scheme': 'pre'}, {'max_positions': 20, 'mlp': 'swiglu'}])
+    {'norm_eps': 1e-3}, {'scheme': 'pre'}, {'mlp': 'gelu_tanh'}])
 def test_each_setting_is_what_makes_it_so(changes):
   """The parity test can fail: another eps, another scheme or another MLP is not transformers'."""
   config, p, right = theirs()
-  other = ModelConfig(**{f: getattr(config, f) for f in (*BERT, 'vocab_size', 'max_positions', 'type_vocab_size', 'd_model',
-                                                         'd_ff', 'num_layers', 'num_heads', 'tie_embeddings')} | changes)
-  filled = jax.tree_util.tree_map_with_path(lambda path, x: x, transformer.init(other, jax.random.key(0)))
+  other = dataclasses.replace(config, **changes)
+  filled = transformer.init(other, jax.random.key(0))
   def merged(fresh, given):
     return {k: merged(v, given.get(k, {})) if isinstance(v, dict) else given.get(k, v) for k, v in fresh.items()}
   logits = FORWARD(other, merged(filled, p), right['tokens'], segment_ids=right['mask'],
                    token_types=right['token_types'])
-  assert np.abs(logits - right['logits'])[real(right)].max() > 1e-3
+  assert np.abs(logits - right['logits'])[real(right)].max() > 1e-4
 
 
 # --- known fault I11
