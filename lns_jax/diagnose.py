@@ -29,6 +29,7 @@ from lns_jax.train.run import say
 
 TOKENS = 262_144  # the paper's, for its angular distances
 MASKS = {'decoder': 'padding counts nowhere, and no document sees another',
+         'encoder': 'padding counts nowhere, and no document sees another',
          'vit': 'every patch and the CLS token count'}
 # What is written beside the folders of the models.
 OWN = ('depth.json', 'plots', 'report.html', 'run_info.json', 'scorecard.md', '.lock')

@@ -1,6 +1,7 @@
 """What a model is measured on: rows of its own validation split or of any text, questions of a task, as batches."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterator
 
@@ -82,14 +83,17 @@ class Batches:
 def open_sample(path: str, config: ModelConfig, tokenizer, text: str, tokens: int, seq_len: int) -> Sample:
   """Rows of `text`, or of the run's own validation split."""
   _, run = load_run_config(path)
-  if text and tokenizer is None:
+  if text and not config.reads_text:
     raise UserError(f'{path} is a model of images, which has no use for --text; it is measured on its own images.')
   if seq_len > run.data.seq_len:
     raise UserError(f'--seq_len={seq_len} is longer than the {run.data.seq_len} positions that {path} was trained with.')
-  if text or seq_len:
+  if text or seq_len or config.family == 'encoder':
     data = config_lib.changed(run, {'data': {'source': text or run.data.source,
                                              'seq_len': seq_len or run.data.seq_len}}).data
-    rows, digest, broken = sample_lib.rows(data, tokenizer, tokens)
+    take = sample_lib.rows
+    if config.family == 'encoder':
+      take = functools.partial(sample_lib.encoder_rows, hidden=config.head == 'mlm')
+    rows, digest, broken = take(data, tokenizer, tokens)
     words = f'{len(rows)} rows of {data.source}' + (f', {broken} documents of which are not UTF-8' if broken else '')
   else:
     dataset = runs.open_dataset(path, run)
