@@ -18,28 +18,30 @@ class Context(typing.NamedTuple):
   cos_BTf: jax.Array | None  # f = head_dim / 2; None: positions are in the embedding
   sin_BTf: jax.Array | None
   step: jax.Array | float | None = None  # finished updates, for factors that grow with them
+  positions_BT: jax.Array | None = None  # of tokens that continue a cache; None: the rows are whole
 
 
 def context(config: config_lib.ModelConfig, x_BT: jax.Array, segment_ids_BT: jax.Array | None,
-            step: jax.Array | None = None) -> Context:
+            step: jax.Array | None = None, positions_BT: jax.Array | None = None) -> Context:
   """Rotary tables and mask ingredients; positions restart at every segment.
 
   x_BT: tokens or the stream [B, T, ...], of which only T is read.
   step: finished updates while training; otherwise those of `config.ramp_step`.
+  positions_BT: where the tokens stand in rows whose beginning is cached, see `lns_jax.models.decode`.
   """
   if step is None and config.ramp_step >= 0:
     step = float(config.ramp_step)
   if config.family != 'decoder':
     return Context(segment_ids_BT, None, None, step)
   T, half = x_BT.shape[1], config.head_dim // 2
-  positions = jnp.arange(T)[None]
+  positions = jnp.arange(T)[None] if positions_BT is None else positions_BT
   if segment_ids_BT is not None:
     starts = jnp.pad(segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
     positions = positions - jax.lax.cummax(jnp.where(starts, positions, 0), axis=1)
   dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
   frequencies = config.rope_base ** (-jnp.arange(half, dtype=dtype) / half)
   angles = positions[..., None].astype(dtype) * frequencies
-  return Context(segment_ids_BT, jnp.cos(angles), jnp.sin(angles), step)
+  return Context(segment_ids_BT, jnp.cos(angles), jnp.sin(angles), step, positions_BT)
 
 
 def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
@@ -51,16 +53,21 @@ def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
   return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTHh.dtype)
 
 
-def mask(config: config_lib.ModelConfig, ctx: Context, T: int) -> jax.Array:
-  """[B or 1, T, T], True where a query (axis 1) may see a key (axis 2).
+def mask(config: config_lib.ModelConfig, ctx: Context, T: int, S: int | None = None) -> jax.Array:
+  """[B or 1, T, S], True where a query (axis 1) may see a key (axis 2); S: slots of the cache, T without one.
 
   Its own document; of that, if causal, itself and its past; and of that the last `sliding_window` keys, itself
   included, as transformers counts them.
   """
-  ago = jnp.arange(T)[:, None] - jnp.arange(T)
+  if ctx.positions_BT is None:
+    ago = jnp.arange(T)[:, None] - jnp.arange(T)
+  else:  # the slot of a cache is the position of its key
+    ago = ctx.positions_BT[..., None] - jnp.arange(S)
   seen = ago >= (0 if config.causal else -T)
   if config.sliding_window:
     seen &= ago < config.sliding_window
+  if ctx.positions_BT is not None:
+    return seen
   if ctx.segment_ids_BT is None:
     return seen[None]
   return seen & (ctx.segment_ids_BT[:, :, None] == ctx.segment_ids_BT[:, None, :])
@@ -111,6 +118,19 @@ class Attention(nn.Module):
     q_BTHh = qk_norm(c, 'q_norm', project('q', q, 'heads'))
     k_BSKh = qk_norm(c, 'k_norm', project('k', k, 'kv_heads'))
     v_BSKh = project('v', v, 'kv_heads')
-    seen_BTS = mask(c, ctx, x_BTD.shape[1])
-    heads_BTHh = attend(rotate(q_BTHh, ctx), rotate(k_BSKh, ctx), v_BSKh, seen_BTS)
+    k_BSKh, v_BSKh = self.cached(ctx, 'k', rotate(k_BSKh, ctx)), self.cached(ctx, 'v', v_BSKh)
+    seen_BTS = mask(c, ctx, x_BTD.shape[1], k_BSKh.shape[1])
+    heads_BTHh = attend(rotate(q_BTHh, ctx), k_BSKh, v_BSKh, seen_BTS)
     return param.biased(self, 'o', param.dot('BTHh,HhD->BTD', heads_BTHh, o), 'norm')
+
+  def cached(self, ctx: Context, name: str, new_BTKh: jax.Array) -> jax.Array:
+    """The keys or values of a cache with the new ones in their slots, [B, S, K, h]; without a cache the new ones.
+
+    The cache is the collection 'cache' of variables, [B, K, S, h] each: in this order the products read it as it lies.
+    """
+    if not self.has_variable('cache', name):
+      return new_BTKh
+    kept = self.variable('cache', name)
+    put = jax.vmap(lambda old_KSh, new_KTh, at: jax.lax.dynamic_update_slice_in_dim(old_KSh, new_KTh, at, axis=1))
+    kept.value = put(kept.value, new_BTKh.swapaxes(1, 2), ctx.positions_BT[:, 0])
+    return kept.value.swapaxes(1, 2)
