@@ -11,6 +11,13 @@ from lns_jax.layers import param
 from lns_jax.layers.norms import Norm, wide
 
 
+class Past(typing.NamedTuple):
+  """Where tokens stand that continue cached rows, see `lns_jax.models.decode`."""
+
+  taken: jax.Array  # int32 scalar: slots in use, behind which the tokens' own follow
+  first_B: jax.Array  # int32: the slot of each row's first token; those before it hold padding
+
+
 class Context(typing.NamedTuple):
   """What every layer shares. `None` segments: one document a row; `None` step: a finished model."""
 
@@ -18,30 +25,32 @@ class Context(typing.NamedTuple):
   cos_BTf: jax.Array | None  # f = head_dim / 2; None: positions are in the embedding
   sin_BTf: jax.Array | None
   step: jax.Array | float | None = None  # finished updates, for factors that grow with them
-  positions_BT: jax.Array | None = None  # of tokens that continue a cache; None: the rows are whole
+  past: Past | None = None  # None: the rows are whole
 
 
 def context(config: config_lib.ModelConfig, x_BT: jax.Array, segment_ids_BT: jax.Array | None,
-            step: jax.Array | None = None, positions_BT: jax.Array | None = None) -> Context:
+            step: jax.Array | None = None, past: Past | None = None) -> Context:
   """Rotary tables and mask ingredients; positions restart at every segment.
 
   x_BT: tokens or the stream [B, T, ...], of which only T is read.
   step: finished updates while training; otherwise those of `config.ramp_step`.
-  positions_BT: where the tokens stand in rows whose beginning is cached, see `lns_jax.models.decode`.
+  past: of rows whose beginning is cached; they have no segments.
   """
   if step is None and config.ramp_step >= 0:
     step = float(config.ramp_step)
   if config.family != 'decoder':
     return Context(segment_ids_BT, None, None, step)
   T, half = x_BT.shape[1], config.head_dim // 2
-  positions = jnp.arange(T)[None] if positions_BT is None else positions_BT
+  positions = jnp.arange(T)[None]
+  if past is not None:
+    positions = jnp.maximum(past.taken + positions - past.first_B[:, None], 0)
   if segment_ids_BT is not None:
     starts = jnp.pad(segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
     positions = positions - jax.lax.cummax(jnp.where(starts, positions, 0), axis=1)
   dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
   frequencies = config.rope_base ** (-jnp.arange(half, dtype=dtype) / half)
   angles = positions[..., None].astype(dtype) * frequencies
-  return Context(segment_ids_BT, jnp.cos(angles), jnp.sin(angles), step, positions_BT)
+  return Context(segment_ids_BT, jnp.cos(angles), jnp.sin(angles), step, past)
 
 
 def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
@@ -59,15 +68,13 @@ def mask(config: config_lib.ModelConfig, ctx: Context, T: int, S: int | None = N
   Its own document; of that, if causal, itself and its past; and of that the last `sliding_window` keys, itself
   included, as transformers counts them.
   """
-  if ctx.positions_BT is None:
-    ago = jnp.arange(T)[:, None] - jnp.arange(T)
-  else:  # the slot of a cache is the position of its key
-    ago = ctx.positions_BT[..., None] - jnp.arange(S)
+  taken = 0 if ctx.past is None else ctx.past.taken
+  ago = (taken + jnp.arange(T))[:, None] - jnp.arange(T if S is None else S)
   seen = ago >= (0 if config.causal else -T)
   if config.sliding_window:
     seen &= ago < config.sliding_window
-  if ctx.positions_BT is not None:
-    return seen
+  if ctx.past is not None:
+    return seen & (jnp.arange(S) >= ctx.past.first_B[:, None])[:, None]
   if ctx.segment_ids_BT is None:
     return seen[None]
   return seen & (ctx.segment_ids_BT[:, :, None] == ctx.segment_ids_BT[:, None, :])
@@ -131,6 +138,6 @@ class Attention(nn.Module):
     if not self.has_variable('cache', name):
       return new_BTKh
     kept = self.variable('cache', name)
-    put = jax.vmap(lambda old_KSh, new_KTh, at: jax.lax.dynamic_update_slice_in_dim(old_KSh, new_KTh, at, axis=1))
-    kept.value = put(kept.value, new_BTKh.swapaxes(1, 2), ctx.positions_BT[:, 0])
+    put = jax.lax.dynamic_update_slice_in_dim(kept.value, new_BTKh.swapaxes(1, 2), ctx.past.taken, axis=2)
+    kept.value = jax.lax.optimization_barrier(put)  # or the update is fused into its readers, with a copy for each
     return kept.value.swapaxes(1, 2)
