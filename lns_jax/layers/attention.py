@@ -125,19 +125,22 @@ class Attention(nn.Module):
     q_BTHh = qk_norm(c, 'q_norm', project('q', q, 'heads'))
     k_BSKh = qk_norm(c, 'k_norm', project('k', k, 'kv_heads'))
     v_BSKh = project('v', v, 'kv_heads')
-    k_BSKh, v_BSKh = self.cached(ctx, 'k', rotate(k_BSKh, ctx)), self.cached(ctx, 'v', v_BSKh)
+    k_BSKh, v_BSKh = self.cached(ctx, rotate(k_BSKh, ctx), v_BSKh)
     seen_BTS = mask(c, ctx, x_BTD.shape[1], k_BSKh.shape[1])
     heads_BTHh = attend(rotate(q_BTHh, ctx), k_BSKh, v_BSKh, seen_BTS)
     return param.biased(self, 'o', param.dot('BTHh,HhD->BTD', heads_BTHh, o), 'norm')
 
-  def cached(self, ctx: Context, name: str, new_BTKh: jax.Array) -> jax.Array:
-    """The keys or values of a cache with the new ones in their slots, [B, S, K, h]; without a cache the new ones.
+  def cached(self, ctx: Context, k_BTKh: jax.Array, v_BTKh: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [B, S, K, h] of all slots of a cache, the new ones put in; without a cache the new ones.
 
-    The cache is the collection 'cache' of variables, [B, K, S, h] each: in this order the products read it as it lies.
+    The cache is the collection 'cache' of variables: 'k' [B * K, S, h] and 'v' [B * K, h, S], as the products of
+    `attend` read them on a CPU, so that a step neither copies nor transposes what is there.
     """
-    if not self.has_variable('cache', name):
-      return new_BTKh
-    kept = self.variable('cache', name)
-    put = jax.lax.dynamic_update_slice_in_dim(kept.value, new_BTKh.swapaxes(1, 2), ctx.past.taken, axis=2)
-    kept.value = jax.lax.optimization_barrier(put)  # or the update is fused into its readers, with a copy for each
-    return kept.value.swapaxes(1, 2)
+    if not self.has_variable('cache', 'k'):
+      return k_BTKh, v_BTKh
+    B, T, K, h = k_BTKh.shape
+    k, v = self.variable('cache', 'k'), self.variable('cache', 'v')
+    put = jax.lax.dynamic_update_slice_in_dim
+    k.value = put(k.value, k_BTKh.swapaxes(1, 2).reshape(B * K, T, h), ctx.past.taken, axis=1)
+    v.value = put(v.value, v_BTKh.transpose(0, 2, 3, 1).reshape(B * K, h, T), ctx.past.taken, axis=2)
+    return k.value.reshape(B, K, -1, h).swapaxes(1, 2), v.value.reshape(B, K, h, -1).transpose(0, 3, 1, 2)

@@ -21,8 +21,8 @@ from lns_jax.models import layout, transformer
 class Cache(typing.NamedTuple):
   """What is kept of B rows in S slots.
 
-  layers: by name, as params['layers'] are, {'attn': {'k', 'v'}} of [B, K, S, h] in the compute type; stacked layers
-    have a leading axis.
+  layers: by name, as params['layers'] are, {'attn': {'k': [B * K, S, h], 'v': [B * K, h, S]}} in the compute type;
+    stacked layers have a leading axis.
   past: the slots that are taken, and where each row begins.
   """
 
@@ -42,12 +42,18 @@ def init(config: config_lib.ModelConfig, B: int, S: int, first_B=None) -> Cache:
   if config.family != 'decoder' or not config.causal:
     kind = f'of family {config.family}' if config.family != 'decoder' else 'with model.causal = False'
     raise UserError(f'a model {kind} predicts no next token, so that there is nothing to generate with it.')
-  empty = np.zeros((B, config.num_kv_heads, S, config.head_dim), param.dtypes(config)[1])
-  tree = {'layers': {str(l): {'attn': {'k': empty, 'v': empty}} for l in config.layer_ids}}
+  rows, h, dtype = B * config.num_kv_heads, config.head_dim, param.dtypes(config)[1]
+  empty = {'k': np.zeros((rows, S, h), dtype), 'v': np.zeros((rows, h, S), dtype)}
+  tree = {'layers': {str(l): {'attn': empty} for l in config.layer_ids}}
   # Each its own buffer: one that is donated may occur once.
   layers = jax.tree.map(jnp.array, layout.native(tree, config)['layers'])
   first_B = jnp.zeros(B, jnp.int32) if first_B is None else jnp.array(first_B, jnp.int32)
   return Cache(layers, attention.Past(jnp.zeros((), jnp.int32), first_B))
+
+
+def slots(cache: Cache) -> int:
+  """S."""
+  return next(iter(cache.layers.values()))['attn']['k'].shape[-2]
 
 
 def extend(config: config_lib.ModelConfig, params, tokens_BT: jax.Array, cache: Cache,
@@ -70,7 +76,7 @@ def extend(config: config_lib.ModelConfig, params, tokens_BT: jax.Array, cache: 
   trees = {name: (params['layers'][name], kept) for name, kept in cache.layers.items()}
   x_BTD, layers = transformer.walk(config, trees, x_BTD, step)
   past = past._replace(taken=past.taken + tokens_BT.shape[1])
-  fits = past.taken <= jax.tree.leaves(layers)[0].shape[-2]
+  fits = past.taken <= slots(cache)
   logits_BTV = transformer.head(config, params, jnp.where(fits, x_BTD[:, -1:] if last else x_BTD, jnp.nan))
   return logits_BTV[:, 0] if last else logits_BTV, Cache(layers, past)
 
