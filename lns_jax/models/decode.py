@@ -68,7 +68,7 @@ def extend(config: config_lib.ModelConfig, params, tokens_BT: jax.Array, cache: 
     (logits [B, T, V], or [B, V] with `last`, float32; the cache). Once there are more tokens than slots, all are NaN.
   """
   config, past = dataclasses.replace(config, remat='none'), cache.past
-  x_BTD, ctx = _enter(config, params, tokens_BT, past)
+  x_BTD, ctx = transformer.enter(config, params, tokens_BT, past=past)
   def step(tree, x, layer, factors):
     p, kept = tree
     (x, _), changed = block.Block(config).apply({'params': p, 'cache': kept}, x, ctx, layer, factors, mutable='cache')
@@ -79,8 +79,3 @@ def extend(config: config_lib.ModelConfig, params, tokens_BT: jax.Array, cache: 
   fits = past.taken <= slots(cache)
   logits_BTV = transformer.head(config, params, jnp.where(fits, x_BTD[:, -1:] if last else x_BTD, jnp.nan))
   return logits_BTV[:, 0] if last else logits_BTV, Cache(layers, past)
-
-
-def _enter(config, params, tokens_BT, past):
-  x_BTD = transformer.embed(config, params, tokens_BT)
-  return x_BTD, attention.context(config, x_BTD, None, past=past)
