@@ -1,0 +1,30 @@
+"""How text enters an opened model: which token stands before it, and how much of it the model reads."""
+
+import dataclasses
+
+from lns_jax import files
+from lns_jax.config import ModelConfig
+from lns_jax.data.tokenizers import Tokenizer
+from lns_jax.interop.load import load_run_config
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+  """bos_id: token before every text; None: nothing. length: positions the model was trained with; 0: not known."""
+
+  bos_id: int | None
+  length: int
+
+
+def is_run(path) -> bool:
+  """Whether `path` is a run folder of this package, whose settings say how it was trained."""
+  return (files.absolute(path) / 'checkpoints').is_dir()
+
+
+def of(path, config: ModelConfig, tokenizer: Tokenizer | None) -> Reading:
+  """As the model was trained: of a run by its settings, of other models as their tokenizer and their config say."""
+  bos = None if tokenizer is None else tokenizer.bos_id
+  if is_run(path):
+    data = load_run_config(path)[1].data
+    return Reading(bos if data.add_bos else None, data.seq_len)
+  return Reading(bos if getattr(tokenizer, 'adds_bos', False) else None, getattr(config, 'max_positions', 0))
