@@ -90,8 +90,8 @@ def _localise(index, name: str, data_dir: str, num_fewshot: int | None, folder: 
   lacking = None
   for leaf in leaves(index, name):
     config = index[leaf].cfg
-    if config.get('dataset_path') in FORMATS.values() or 'dataset_path' not in config:
-      continue  # a task made of files, or of its own code, says itself where its data are
+    if config.get('dataset_path') in (None, *FORMATS.values()) or index[leaf].yaml_path.parent == folder:
+      continue  # a task made of files, or of its own code, says itself where its data are; or this is done
     looked = _folders(data_dir, leaf, config)
     files = next(filter(None, (_files(f, config) for f in looked)), {})
     if not files:
@@ -128,9 +128,9 @@ def _folders(data_dir: str, leaf: str, config: dict) -> list[pathlib.Path]:
   root = pathlib.Path(data_dir).expanduser()
   if not root.is_dir():
     raise UserError(f'--data_dir={data_dir} is not a folder.')
-  repository = root / config['dataset_path']
-  named = repository / str(config['dataset_name']) if config.get('dataset_name') else None
-  return [f for f in (root / leaf, named, repository / 'data', repository) if f is not None]
+  repository, subset = root / config['dataset_path'], config.get('dataset_name')
+  # What lies beside the folders of subsets may be any of them.
+  return [root / leaf, *([repository / str(subset)] if subset else [repository / 'data', repository])]
 
 
 def _suffix(path: pathlib.Path) -> str:
