@@ -172,6 +172,9 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
   other[path[-1]] = changed
   values['model'] |= {'num_layers': 2} if path[-1] == 'layer_ids' else {}
   values['model'] |= {'num_layers': 24} if path[-1] == 'mix_count' else {}
+  values['model'] |= {'max_positions': 24} if path[-1] == 'positions' else {}
+  values['model'] |= {'sliding_window': 4} if path[-1] == 'window_layers' else {}
+  values['model']['rope_scaling'] |= {'original_length': 24} if path[-1] == 'kind' else {}
   values['optimizer'] |= {'clip_norm': 1.0} if path[-1] == 'alpha_clip' else {}
   values['optimizer'] |= {'alpha_clip': 'apart'} if path[-1] == 'alpha_clip_norm' else {}
   values['model'] |= {'num_heads': 24} if path[-1] == 'num_kv_heads' else {}

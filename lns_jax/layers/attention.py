@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from lns_jax import config as config_lib
-from lns_jax.layers import param
-from lns_jax.layers.norms import Norm, wide
+from lns_jax.layers import param, rope
+from lns_jax.layers.norms import Norm, times, wide
 
 
 class Context(typing.NamedTuple):
@@ -29,17 +29,23 @@ def context(config: config_lib.ModelConfig, x_BT: jax.Array, segment_ids_BT: jax
   """
   if step is None and config.ramp_step >= 0:
     step = float(config.ramp_step)
-  if config.family != 'decoder':
+  if config.family != 'decoder' or config.positions != 'rotary':
     return Context(segment_ids_BT, None, None, step)
-  T, half = x_BT.shape[1], config.head_dim // 2
-  positions = jnp.arange(T)[None]
-  if segment_ids_BT is not None:
-    starts = jnp.pad(segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
-    positions = positions - jax.lax.cummax(jnp.where(starts, positions, 0), axis=1)
+  positions_BT = positions(x_BT.shape[1], segment_ids_BT)
   dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
-  frequencies = config.rope_base ** (-jnp.arange(half, dtype=dtype) / half)
-  angles = positions[..., None].astype(dtype) * frequencies
-  return Context(segment_ids_BT, jnp.cos(angles), jnp.sin(angles), step)
+  length_B1 = jnp.max(positions_BT, axis=1, keepdims=True) + 1
+  turn = rope.rotation(config.rope_base, config.head_dim // 2, config.rope_scaling, dtype, length_B1)
+  angles = positions_BT[..., None].astype(dtype) * turn.frequencies
+  return Context(segment_ids_BT, times(jnp.cos(angles), turn.factor), times(jnp.sin(angles), turn.factor), step)
+
+
+def positions(T: int, segment_ids_BT: jax.Array | None) -> jax.Array:
+  """[B or 1, T] int32: 0, 1, ... from the start of each segment."""
+  ids = jnp.arange(T)[None]
+  if segment_ids_BT is None:
+    return ids
+  starts = jnp.pad(segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
+  return ids - jax.lax.cummax(jnp.where(starts, ids, 0), axis=1)
 
 
 def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
@@ -51,16 +57,16 @@ def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
   return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTHh.dtype)
 
 
-def mask(config: config_lib.ModelConfig, ctx: Context, T: int) -> jax.Array:
-  """[B or 1, T, T], True where a query (axis 1) may see a key (axis 2).
+def mask(config: config_lib.ModelConfig, ctx: Context, T: int, layer: int) -> jax.Array:
+  """[B or 1, T, T], True where a query (axis 1) of the layer may see a key (axis 2).
 
-  Its own document; of that, if causal, itself and its past; and of that the last `sliding_window` keys, itself
+  Its own document; of that, if causal, itself and its past; and of that the layer's window of last keys, itself
   included, as transformers counts them.
   """
   ago = jnp.arange(T)[:, None] - jnp.arange(T)
   seen = ago >= (0 if config.causal else -T)
-  if config.sliding_window:
-    seen &= ago < config.sliding_window
+  if config.window(layer):
+    seen &= ago < config.window(layer)
   if ctx.segment_ids_BT is None:
     return seen[None]
   return seen & (ctx.segment_ids_BT[:, :, None] == ctx.segment_ids_BT[:, None, :])
@@ -99,7 +105,7 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array, ctx: Context, layer: int) -> jax.Array:
-    """layer: 1-based index, for depth-dependent initialisation. Returns [B, T, D]."""
+    """layer: 1-based index, for its window and the initialisation. Returns [B, T, D]."""
     c = self.config
     D, H, K, h = c.d_model, c.num_heads, c.num_kv_heads, c.head_dim
     q = param.matrix(self, 'q', 'in', layer, (D, H, h), ('embed', 'heads', 'head_dim'), D)
@@ -111,6 +117,6 @@ class Attention(nn.Module):
     q_BTHh = qk_norm(c, 'q_norm', project('q', q, 'heads'))
     k_BSKh = qk_norm(c, 'k_norm', project('k', k, 'kv_heads'))
     v_BSKh = project('v', v, 'kv_heads')
-    seen_BTS = mask(c, ctx, x_BTD.shape[1])
+    seen_BTS = mask(c, ctx, x_BTD.shape[1], layer)
     heads_BTHh = attend(rotate(q_BTHh, ctx), rotate(k_BSKh, ctx), v_BSKh, seen_BTS)
     return param.biased(self, 'o', param.dot('BTHh,HhD->BTD', heads_BTHh, o), 'norm')

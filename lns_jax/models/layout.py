@@ -21,7 +21,8 @@ Run = tuple[int, ...]
 
 def runs(config: config_lib.ModelConfig) -> list[Run]:
   """Layer ids in maximal runs that one compiled body can serve."""
-  return [tuple(ids) for _, ids in itertools.groupby(config.layer_ids, lambda l: schemes.row(config, l))]
+  same = lambda l: (schemes.row(config, l), config.window(l))
+  return [tuple(ids) for _, ids in itertools.groupby(config.layer_ids, same)]
 
 
 def run_name(run: Run) -> str:

@@ -24,7 +24,7 @@ Read = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
 STREAM = ('batch', 'seq', 'stream')  # logical axes of x_BTD
 # Numbers of the draws outside of the blocks: a twin with a part more keeps the draws of the others.
-DRAWS = ('embed', 'final_norm', 'head', 'embed_norm')
+DRAWS = ('embed', 'final_norm', 'head', 'embed_norm', 'positions')
 
 
 FAMILIES = {'decoder': decoder, 'vit': vit}
@@ -99,8 +99,7 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
     x_BTD = x_BTD.astype(wide(x_BTD))
     mean = lambda v: jnp.sum(w_BT * jnp.mean(v, axis=-1)) / jnp.sum(w_BT)
     return mean(jnp.square(x_BTD - mean(x_BTD)))
-  x_BTD = embed(config, params, inputs(config, batch))
-  ctx = attention.context(config, x_BTD, batch.get('segment_ids'))
+  x_BTD, ctx = enter(config, params, inputs(config, batch), batch.get('segment_ids'))
   def layer(carry, p):
     x_BTD, square = carry
     for sub in schemes.SUBLAYERS:  # the second pass through the block has both factors
@@ -114,12 +113,16 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
   return layout.native(stacked | {'layers': {name: jax.lax.scan(layer, start, of_layers)[1]}}, config)
 
 
-def embed(config: config_lib.ModelConfig, params, tokens: jax.Array) -> jax.Array:
-  """tokens or images -> the stream that enters layer 1, [B, T, D] in the compute type."""
-  x_BTD = family(config).embed(config, params, tokens)
+def enter(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids_BT=None,
+          step=None) -> tuple[jax.Array, attention.Context]:
+  """tokens or images -> (the stream that enters layer 1, [B, T, D] in the compute type; what every layer shares).
+
+  step: as of `stream`.
+  """
+  x_BTD = family(config).embed(config, params, tokens, segment_ids_BT)
   if schemes.has(config, 'embed_norm'):
     x_BTD = Norm(config).apply({'params': params.get('embed_norm', {})}, x_BTD)
-  return nn.with_logical_constraint(x_BTD, STREAM)
+  return nn.with_logical_constraint(x_BTD, STREAM), attention.context(config, x_BTD, segment_ids_BT, step)
 
 
 def final_norm(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
@@ -191,10 +194,7 @@ def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_id
 
   step: finished updates while training, which ProRes' factors grow with; else `config.ramp_step` says.
   """
-  if segment_ids_BT is not None and config.family != 'decoder':
-    raise UserError(f'segment_ids divide rows of text; a model of family {config.family} takes none.')
-  x_BTD = embed(config, params, tokens)
-  ctx = attention.context(config, x_BTD, segment_ids_BT, step)
+  x_BTD, ctx = enter(config, params, tokens, segment_ids_BT, step)
   kept = {0: read({'out': x_BTD})}
   x_BTD, per_layer = layers(config, params, x_BTD, ctx, read)
   return x_BTD, kept | per_layer
