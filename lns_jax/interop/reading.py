@@ -2,10 +2,9 @@
 
 import dataclasses
 
-from lns_jax import files
 from lns_jax.config import ModelConfig
 from lns_jax.data.tokenizers import Tokenizer
-from lns_jax.interop.load import load_run_config
+from lns_jax.interop.load import is_run, load_run_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,15 +15,10 @@ class Reading:
   length: int
 
 
-def is_run(path) -> bool:
-  """Whether `path` is a run folder of this package, whose settings say how it was trained."""
-  return (files.absolute(path) / 'checkpoints').is_dir()
-
-
 def of(path, config: ModelConfig, tokenizer: Tokenizer | None) -> Reading:
   """As the model was trained: of a run by its settings, of other models as their tokenizer and their config say."""
   bos = None if tokenizer is None else tokenizer.bos_id
   if is_run(path):
     data = load_run_config(path)[1].data
     return Reading(bos if data.add_bos else None, data.seq_len)
-  return Reading(bos if getattr(tokenizer, 'adds_bos', False) else None, getattr(config, 'max_positions', 0))
+  return Reading(bos if getattr(tokenizer, 'adds_bos', False) else None, config.max_positions)
