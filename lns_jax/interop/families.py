@@ -155,11 +155,12 @@ def _gpt2(f: Fields) -> Settings:
 def _vit(f: Fields) -> Settings:
   f.only('hidden_act', ('gelu',), 'gelu')
   f.only('qkv_bias', (True,), True)
-  f.only('encoder_stride', (16, f.take('encoder_stride', 16)), 16)  # of the masked-image decoder alone
+  for name in ('encoder_stride', 'pooler_act', 'pooler_output_size'):  # of heads that a classifier does not have
+    f.take(name)
   labels = f.take('id2label') or {}
   return {
-      'family': 'vit', 'causal': False, 'image_size': f.number('image_size', 224), 'patch_size': f.number('patch_size', 16),
-      'channels': f.number('num_channels', 3), 'num_classes': len(labels) or f.number('num_labels', 2),
+      'family': 'vit', 'causal': False, 'image_size': f.number('image_size', 224),
+      'patch_size': f.number('patch_size', 16), 'channels': f.number('num_channels', 3), 'num_classes': len(labels) or f.number('num_labels', 2),
       'd_model': f.number('hidden_size', 768), 'd_ff': f.number('intermediate_size', 3072),
       'num_layers': f.number('num_hidden_layers', 12), 'num_heads': f.number('num_attention_heads', 12),
       'norm': 'layernorm', 'norm_eps': f.number('layer_norm_eps', 1e-12, float), 'mlp': 'gelu', 'bias': 'all'}
