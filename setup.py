@@ -40,6 +40,7 @@ setuptools.setup(
     extras_require={
         'tpu': ['jax[tpu]>=0.10'],
         'gcs': ['gcsfs'],
+        'eval': ['lm-eval>=0.4.13'],  # the first with this index of tasks
         'vision': ['scikit-learn>=1.4'],  # its digits
         'tsne': ['scikit-learn>=1.4'],
         'test': ['pytest>=8', 'pytest-xdist>=3', 'nbclient>=0.10', 'ipykernel>=6', 'scikit-learn>=1.4'],

@@ -29,6 +29,7 @@ from lns_jax.train.run import say
 
 TOKENS = 262_144  # the paper's, for its angular distances
 MASKS = {'decoder': 'padding counts nowhere, and no document sees another',
+         'encoder': 'padding counts nowhere, and no document sees another',
          'vit': 'every patch and the CLS token count'}
 # What is written beside the folders of the models.
 OWN = ('depth.json', 'plots', 'report.html', 'run_info.json', 'scorecard.md', '.lock')
@@ -48,8 +49,7 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     seq_len: T of the rows that are made of `text`; a run's own by default, for other models `samples.SEQ_LEN` at most.
     chosen: names of `depth.measures.MEASURES`; by default, and for 'all' among them, every one that is not asked_only.
     task: 'accuracy' (next token or class, on the sample), a file of questions as `data.choices` reads it, or a name of
-      `data.mmlu_dev.NAMES`; the
-      measures of layers removed are then taken with its score too.
+      `data.mmlu_dev.NAMES`; the measures of layers removed are then taken with its score too.
     dtype: of parameters and compute: float32, bfloat16 or float64; the run's own by default.
     seed: of bootstrap and noise.
     angles: how the report shows angular distances, one of `depth.sections.ANGLES`; files hold them raw.
@@ -158,7 +158,7 @@ def _open(path: str, dtype: str):
 def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.Measure], sample: samples.Sample,
              task: samples.Task | None, seed: int) -> tuple[dict, dict]:
   """(depth.json of one model, arrays by name); each measure is kept as soon as it is done."""
-  path, config, params, _ = model
+  path, config, params, tokenizer = model
   folder.mkdir(exist_ok=True)
   mesh = sharding.make_mesh(MeshConfig())
   everything, taken, refused = {}, {}, {}
@@ -201,7 +201,8 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
   in_files = {key for measure in measures.MEASURES.values() for key in measure.arrays}
   result = record.make(name, config, {k: v for k, v in everything.items() if k not in in_files}) | {
       'path': str(path), 'scheme': config.scheme, 'dtype': str(compute), 'weights_dtype': str(weights),
-      'sample': sample.words, 'sample_hash': _digest(sample.rows), 'text_hash': sample.hash, 'mask': mask, 'measures': taken, 'refused': refused,
+      'sample': sample.words, 'sample_hash': _digest(sample.rows), 'text_hash': sample.hash, 'mask': mask,
+      'tokenizer': tokenizer and tokenizer.hash, 'measures': taken, 'refused': refused,
       'task': task.about if task else None}
   result['tokens'] = result['tokens'] or max(t.get('tokens', t['rows']) for t in taken.values())
   if sample.bytes and 'baseline' in result:

@@ -126,8 +126,6 @@ def _folders(data_dir: str, leaf: str, config: dict) -> list[pathlib.Path]:
   if not data_dir:
     return []
   root = pathlib.Path(data_dir).expanduser()
-  if not root.is_dir():
-    raise UserError(f'--data_dir={data_dir} is not a folder.')
   repository, subset = root / config['dataset_path'], config.get('dataset_name')
   # What lies beside the folders of subsets may be any of them.
   return [root / leaf, *([repository / str(subset)] if subset else [repository / 'data', repository])]

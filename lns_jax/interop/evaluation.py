@@ -48,7 +48,6 @@ def evaluate(path, tasks: Sequence[str], *, include_path: str = '', data_dir: st
   os.environ.update(HF_DATASETS_OFFLINE='1', HF_HUB_OFFLINE='1', HF_DATASETS_DISABLE_PROGRESS_BARS='1')
   try:
     import lm_eval
-    from lm_eval.tasks import TaskManager
   except ImportError as error:
     raise UserError(f"tasks need lm-eval, which cannot be imported ({error}): pip install 'lns_jax[eval]'.") from None
   from lns_jax.interop import eval_tasks
@@ -57,11 +56,11 @@ def evaluate(path, tasks: Sequence[str], *, include_path: str = '', data_dir: st
   specs = [_spec(name) for task in tasks for name in (eval_tasks.PAPER if task == 'paper' else [task])]
   if not specs:
     raise UserError('--tasks is empty; paper names those of the paper, mmlu_dev one that needs no data.')
-  if include_path and not pathlib.Path(include_path).expanduser().is_dir():
-    raise UserError(f'--include_path={include_path} is not a folder.')
+  for flag, given in (('include_path', include_path), ('data_dir', data_dir)):
+    if given and not pathlib.Path(given).expanduser().is_dir():
+      raise UserError(f'--{flag}={given} is not a folder.')
   with tempfile.TemporaryDirectory() as folder:
-    manager = TaskManager(include_path=str(pathlib.Path(include_path).expanduser()) if include_path else None,
-                          include_defaults=any(isinstance(spec, str) for spec in specs))
+    manager = _manager(include_path, {spec for spec in specs if isinstance(spec, str)})
     built = eval_tasks.build(manager, specs, data_dir, num_fewshot, pathlib.Path(folder))
     config, params, tokenizer = load(path, dtype=dtype or None, scheme=scheme or None)
     if dtype:
@@ -87,6 +86,14 @@ def _spec(name: str) -> str | dict:
   if name in mmlu_dev.NAMES:
     name = str(mmlu_dev.file(name, sources.cache_folder(DataConfig())))
   return eval_tasks.from_questions(name) if name.endswith('.jsonl') else name
+
+
+def _manager(include_path: str, names: set[str]):
+  """lm-eval's index of tasks; its own are read only for names that `include_path` does not know: it takes seconds."""
+  from lm_eval.tasks import TaskManager
+  folder = str(pathlib.Path(include_path).expanduser()) if include_path else None
+  manager = TaskManager(include_path=folder, include_defaults=False)
+  return manager if names <= set(manager.all_tasks) else TaskManager(include_path=folder)
 
 
 def _numbers(found: dict, kind: str) -> dict[str, dict]:

@@ -14,6 +14,7 @@ from lns_jax.errors import UserError
 from lns_jax.interop import likelihood
 from lns_jax.interop.reading import Reading
 from lns_jax.models import layout
+from hf_folders import words
 from tiny import model, params
 
 pytest.importorskip('lm_eval')
@@ -24,16 +25,6 @@ from lns_jax.interop import lm_eval as adapter  # noqa: E402
 forward = jax.jit(lns_jax.forward, static_argnums=0)
 BYTES = tokenizers.byte_tokenizer()  # 256 is BOS
 MODEL = dict(vocab_size=258, d_model=16, d_ff=32, num_layers=2, init_std=0.5)
-
-
-def words(size: int = 3) -> tokenizers.HFTokenizer:
-  """Pieces of up to `size` characters that are each one token; <s> is 0, </s> is 1."""
-  import tokenizers as library
-  vocab = {'<s>': 0, '</s>': 1, '<unk>': 2} | {piece: i for i, piece in enumerate(['abc', 'd e', 'fgh', 'i'], 3)}
-  inner = library.Tokenizer(library.models.WordLevel(vocab, unk_token='<unk>'))
-  inner.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(f'.{{1,{size}}}'), 'isolated')
-  inner.add_special_tokens(['<s>', '</s>'])
-  return tokenizers.HFTokenizer(inner.to_str(), name='words', bos='<s>', eos='</s>')
 
 
 def lm(tokenizer=BYTES, bos=256, length=32, config=None, p=None, **kwargs) -> adapter.Model:

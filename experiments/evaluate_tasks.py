@@ -1,8 +1,8 @@
 """A model on the tasks of EleutherAI's lm-eval, whose data lie on this machine: nothing is downloaded.
 
-  python experiments/lm_eval.py --model=runs/quickstart/lns --tasks=mmlu_dev
-  python experiments/lm_eval.py --model=models/SmolLM2-135M --tasks=paper --data_dir=data/sets
-  python experiments/lm_eval.py --model=models/SmolLM2-135M --tasks=questions.jsonl,mine --include_path=my_tasks
+  python experiments/evaluate_tasks.py --model=runs/quickstart/lns --tasks=mmlu_dev
+  python experiments/evaluate_tasks.py --model=models/SmolLM2-135M --tasks=paper --data_dir=data/sets
+  python experiments/evaluate_tasks.py --model=models/SmolLM2-135M --tasks=questions.jsonl,mine --include_path=my_tasks
 
 --tasks=mmlu_dev (the letter of the answer) and mmlu_dev_texts (its words) are 281 questions of MMLU's development set,
 which come with lm-eval. Copies of other sets lie in --data_dir under the name of the task, or as they lie on the
