@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import hf_folders
 import lns_jax
 from lns_jax import sharding
 from lns_jax.data import tokenizers
@@ -158,3 +159,23 @@ def test_rolling_windows_keep_as_much_context_as_fits():
   expected = naive(config, p, [256], text[:8])[0] + naive(config, p, text[7:8], text[8:16])[0]
   expected += naive(config, p, text[8:16], text[16:])[0]
   assert found == pytest.approx(expected, rel=1e-5) and empty == 0
+
+
+HFLM = [  # context, continuation, and what lm-eval's own HFLM says with transformers 5.24 of the folder of `of_text`
+    ('a context ', 'and more', -60.451908), ('x', ' A', -13.071929), ('x', ' B', -13.316441),
+    ('', 'no context', -60.059158), ('long ' * 15, 'continuation words here', -150.370331), ('q\n', '\n\nz', -21.971445)]
+HFLM_WHOLE = [-116.078926, -23.067242, -22.32147, -60.059158, -574.492584, -30.30676]  # context and continuation, rolling
+
+
+def test_a_folder_scores_as_lm_evals_adapter_of_transformers_scores_it(tmp_path):
+  opened = adapter.Opened(str(hf_folders.of_text(tmp_path)), batch_size=3)  # of 64 positions: one context is cut
+  found = opened.loglikelihood(instances(*((context, text) for context, text, _ in HFLM)))
+  np.testing.assert_allclose([nats for nats, _ in found], [nats for *_, nats in HFLM], rtol=1e-6)
+  assert not any(greedy for _, greedy in found) and opened.cut == 1
+  whole = opened.loglikelihood_rolling(instances(*((context + text,) for context, text, _ in HFLM)))
+  np.testing.assert_allclose(whole, HFLM_WHOLE, rtol=1e-6)
+
+
+def test_arguments_of_another_model_are_refused(tmp_path):
+  with pytest.raises(UserError, match='do not know pretrained'):
+    adapter.Opened('x', pretrained='y')
