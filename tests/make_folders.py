@@ -100,7 +100,8 @@ def main():
   model.transformer.h[-1].register_forward_hook(lambda _, __, out: caught.update(
       last=out[0] if isinstance(out, tuple) else out))
   out = model(input_ids=draw(30), output_hidden_states=True)
-  save('gpt2', model, draw(30), {'logits': out.logits, 'states': torch.stack([*out.hidden_states[:-1], caught['last']])})
+  states = torch.stack([*out.hidden_states[:-1], caught['last']])
+  save('gpt2', model, draw(30), {'logits': out.logits, 'states': states})
   config = transformers.ViTConfig(**VIT, num_labels=7, attn_implementation='eager')
   model = randomise(transformers.ViTForImageClassification(config), 31, embed=0.5)
   size = VIT['image_size']

@@ -9,7 +9,7 @@ from lns_jax.interop.load import is_run, load_run_config
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """bos_id: token before every text; None: nothing. length: positions the model was trained with; 0: not known."""
+  """bos_id: token before every text; None: nothing. length: positions the model is for; 0: not known."""
 
   bos_id: int | None
   length: int
@@ -20,5 +20,5 @@ def of(path, config: ModelConfig, tokenizer: Tokenizer | None) -> Reading:
   bos = None if tokenizer is None else tokenizer.bos_id
   if is_run(path):
     data = load_run_config(path)[1].data
-    return Reading(bos if data.add_bos else None, data.seq_len)
-  return Reading(bos if getattr(tokenizer, 'adds_bos', False) else None, config.max_positions)
+    return Reading(bos if data.add_bos else None, max(data.seq_len, config.max_positions))  # of an imported model more
+  return Reading(bos if tokenizer is not None and tokenizer.adds_bos else None, config.max_positions)

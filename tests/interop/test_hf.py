@@ -125,10 +125,12 @@ def test_what_is_amiss_with_shards_is_named(tmp_path):
 def test_a_missing_misshapen_or_unknown_tensor_is_named(name, tensor, tmp_path):
   have = tensors(name)
   assert tensor in have
-  refused(write(tmp_path / 'less', settings(name), [{k: v for k, v in have.items() if k != tensor}]), tensor, 'no tensor')
+  less = {k: v for k, v in have.items() if k != tensor}
+  refused(write(tmp_path / 'less', settings(name), [less]), tensor, 'no tensor')
   shape = list(have[tensor].shape)
   wrong = np.zeros([*shape[:-1], shape[-1] + 1], np.float32)
-  refused(write(tmp_path / 'wrong', settings(name), [have | {tensor: wrong}]), tensor, str(shape), str(list(wrong.shape)))
+  path = write(tmp_path / 'wrong', settings(name), [have | {tensor: wrong}])
+  refused(path, tensor, str(shape), str(list(wrong.shape)))
   refused(write(tmp_path / 'more', settings(name), [have | {f'{tensor}_extra': wrong}]), f'{tensor}_extra')
 
 
@@ -237,13 +239,16 @@ def test_parameters_are_placed_as_asked(tmp_path):
   assert all(x.sharding == everywhere for x in jax.tree.leaves(params))
 
 
-def test_a_checkpoint_of_the_papers_code_takes_its_scheme_from_the_caller(tmp_path):
+def test_a_checkpoint_of_the_papers_code_takes_its_scheme_from_the_caller(tmp_path, caplog):
   # such a config.json says plain llama, and the factor is not in the weights; the reference multiplies by hooks
   found, arrays = hf_fixtures.fixture('llama_gqa')
   weights = {n.removeprefix('weight/'): x for n, x in arrays.items() if n.startswith('weight/')}
   path = write(tmp_path / 'theirs', found['config'] | {'model_type': 'llama', 'max_sequence_length': 64}, [weights])
   for scheme, name in ((None, 'logits'), ('lns', 'lns_logits')):
-    config, params, _ = lns_jax.load(path, scheme=scheme)
+    caplog.clear()
+    with caplog.at_level('WARNING', 'absl'):
+      config, params, _ = lns_jax.load(path, scheme=scheme)
+    assert ('scheme=lns' in caplog.text) == (scheme is None)
     assert config.scheme == (scheme or 'pre')
     np.testing.assert_allclose(run(config, params, arrays['tokens'])[0], arrays[name], **CLOSE)
   config, params, _ = lns_jax.load(path, scheme='post')
