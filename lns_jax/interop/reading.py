@@ -21,4 +21,4 @@ def of(path, config: ModelConfig, tokenizer: Tokenizer | None) -> Reading:
   if is_run(path):
     data = load_run_config(path)[1].data
     return Reading(bos if data.add_bos else None, max(data.seq_len, config.max_positions))  # of an imported model more
-  return Reading(bos if getattr(tokenizer, 'adds_bos', False) else None, config.max_positions)
+  return Reading(bos if tokenizer is not None and tokenizer.adds_bos else None, config.max_positions)
