@@ -3,6 +3,7 @@
   python experiments/evaluate_tasks.py --model=runs/quickstart/lns --tasks=mmlu_dev
   python experiments/evaluate_tasks.py --model=models/SmolLM2-135M --tasks=paper --data_dir=data/sets
   python experiments/evaluate_tasks.py --model=models/SmolLM2-135M --tasks=questions.jsonl,mine --include_path=my_tasks
+  python experiments/evaluate_tasks.py --model=models/bert-squad --squad=data/dev-v1.1.json
 
 --tasks=mmlu_dev (the letter of the answer) and mmlu_dev_texts (its words) are 281 questions of MMLU's development set,
 which come with lm-eval. Copies of other sets lie in --data_dir under the name of the task, or as they lie on the
@@ -15,8 +16,9 @@ from lns_jax import cli
 
 MODEL = flags.DEFINE_string('model', None, 'Run folder, Hugging Face folder or .gguf file.')
 TASKS = flags.DEFINE_list(
-    'tasks', None, 'Names that lm-eval knows; paper: MMLU, BoolQ, ARC-e, PIQA, HellaSwag, OBQA and WinoGrande; mmlu_dev; '
+    'tasks', [], 'Names that lm-eval knows; paper: MMLU, BoolQ, ARC-e, PIQA, HellaSwag, OBQA and WinoGrande; mmlu_dev; '
     'mmlu_dev_texts; a .jsonl file of questions as of diagnose.py --task.')
+SQUAD = flags.DEFINE_string('squad', '', 'File of the SQuAD v1.1 form, which a BERT with a head for it answers; no tasks.')
 INCLUDE_PATH = flags.DEFINE_string('include_path', '', 'Folder with YAML files of further tasks.')
 DATA_DIR = flags.DEFINE_string('data_dir', '', 'Folder with copies of the data sets.')
 NUM_FEWSHOT = flags.DEFINE_integer(
@@ -29,11 +31,17 @@ SCHEME = flags.DEFINE_string('scheme', '', 'Norm placement of weights that do no
 ADD_BOS = flags.DEFINE_bool('add_bos', None, 'Whether texts start with BOS; as the tokenizer says by default.')
 MAX_LENGTH = flags.DEFINE_integer(
     'max_length', 0, 'Tokens that the model reads at most; 0: as many as it was trained with.', lower_bound=0)
-flags.mark_flags_as_required(['model', 'tasks'])
+flags.mark_flag_as_required('model')
 
 
 def main():
+  from lns_jax.errors import UserError
   from lns_jax.interop import evaluation
+  if bool(TASKS.value) == bool(SQUAD.value):
+    raise UserError('give one of --tasks, for a model that continues text (paper, mmlu_dev, ...), and --squad, for an '
+                    'encoder with a head for it.')
+  if SQUAD.value:
+    return evaluation.squad(MODEL.value, SQUAD.value, batch_size=BATCH_SIZE.value, dtype=DTYPE.value, limit=LIMIT.value)
   return evaluation.evaluate(
       MODEL.value, TASKS.value, include_path=INCLUDE_PATH.value, data_dir=DATA_DIR.value,
       num_fewshot=NUM_FEWSHOT.value, limit=LIMIT.value, batch_size=BATCH_SIZE.value, seed=SEED.value,

@@ -1,6 +1,7 @@
 """What a model is measured on: rows of its own validation split or of any text, questions of a task, as batches."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterator
 
@@ -20,6 +21,7 @@ from lns_jax.train.evaluate import place
 
 SEQ_LEN = 512  # of rows of text for a model that is no run, unless it was trained with less
 LENGTH = 2048  # positions of a model that does not say what it was trained with
+PREDICTED = {'decoder': 'the next token', 'encoder': 'hidden tokens', 'vit': 'classes'}
 BATCH_TOKENS = 4096  # positions whose states exist at a time
 LEAST_ROWS = 16  # of a measure's part of the sample: an interval over fewer sequences says little
 LEAST_QUESTIONS = 256  # of it too: the interval of an accuracy is then at most 6 points to either side
@@ -89,24 +91,24 @@ def open_sample(path: str, config: ModelConfig, tokenizer, text: str, tokens: in
   Raises UserError for a model that has no use for --text, and where its images or its tokenizer are not known.
   """
   reads = reading.of(path, config, tokenizer)
-  if config.family == 'vit':
+  if not config.reads_text:
     _check_images(path, text)
   elif tokenizer is None:
     raise UserError(f'{path} has no tokenizer, without which no text can be read; put its tokenizer.json there.')
   if reads.length and seq_len > reads.length:
     raise UserError(f'--seq_len={seq_len} is longer than the {reads.length} positions that {path} was trained with.')
-  if is_run(path) and not text and not seq_len:
+  if is_run(path) and not text and not seq_len and config.family != 'encoder':
     dataset = runs.open_dataset(path, load_run_config(path)[1])
     rows = sample_lib.drawn(dataset, 'validation', tokens)
     digest, words = dataset.hash, f'{len(rows)} rows drawn from the validation split'
   else:
-    data = _data(path, reads, text, seq_len)
-    rows, digest, broken = sample_lib.rows(data, tokenizer, tokens)
-    words = f'{len(rows)} rows of {data.source}' + (f', {broken} documents of which are not UTF-8' if broken else '')
-  if tokenizer is None:
-    return Sample(rows, words, digest)
-  stands_for = sum(int(tokenizer.token_bytes[row['targets'][row['segment_ids'] > 0]].sum()) for row in rows)
-  return Sample(rows, f'{words}, {size(rows)["tokens"]:,} tokens', digest, bytes=stands_for)
+    rows, digest, words = _of_text(config, tokenizer, _data(path, reads, text, seq_len), tokens)
+  if config.reads_text:
+    words += f', {size(rows)["tokens"]:,} tokens'
+  stands_for = 0
+  if config.family == 'decoder':
+    stands_for = sum(int(tokenizer.token_bytes[row['targets'][row['segment_ids'] > 0]].sum()) for row in rows)
+  return Sample(rows, words, digest, bytes=stands_for)
 
 
 def _check_images(path: str, text: str):
@@ -127,15 +129,26 @@ def _data(path: str, reads: reading.Reading, text: str, seq_len: int) -> DataCon
                     add_bos=reads.bos_id is not None)
 
 
+def _of_text(config: ModelConfig, tokenizer, data: DataConfig, tokens: int) -> tuple[list, str, str]:
+  """(rows, hash, words); of an encoder some of the tokens are hidden if it has a head that predicts them."""
+  take = sample_lib.rows
+  if config.family == 'encoder':
+    take = functools.partial(sample_lib.encoder_rows, hidden=config.head == 'mlm')
+  rows, digest, broken = take(data, tokenizer, tokens)
+  return rows, digest, f'{len(rows)} rows of {data.source}' + (
+      f', {broken} documents of which are not UTF-8' if broken else '')
+
+
 def open_task(path: str, config: ModelConfig, tokenizer, task: str, sample: Sample) -> Task | None:
   """The task that was asked for, if any."""
   if not task:
     return None
   if task == 'accuracy':
-    what = f'top-1 accuracy of {"classes" if config.family == "vit" else "the next token"} on {sample.words}'
+    what = f'top-1 accuracy of {PREDICTED[config.family]} on {sample.words}'
     return Task(tasks.accuracy, sample, {'name': task, 'what': what, 'hash': sample.hash, 'chance': None})
   if config.family != 'decoder':
-    raise UserError(f'{path} is a model of images, which answers no questions; --task=accuracy is its task.')
+    raise UserError(f'{path} is a model of family {config.family}, which answers no questions; --task=accuracy is its '
+                    'task.')
   if tokenizer is None:
     raise UserError(f'{path} has no tokenizer, which --task={task} needs; --task=accuracy needs none.')
   if task in mmlu_dev.NAMES:

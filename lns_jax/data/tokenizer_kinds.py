@@ -15,10 +15,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from lns_jax.errors import UserError
+
 # A document longer than this is encoded in pieces, so that memory is bounded.
 PIECE_CHARS = 1 << 16
 
 _BOS_NAMES = ('<bos>', '<s>', '<|begin_of_text|>', '[CLS]')
+_MASK_NAMES = ('[MASK]', '<mask>')
 _EOS_NAMES = ('<eos>', '</s>', '<|end_of_text|>', '<|endoftext|>', '[SEP]')
 
 
@@ -26,7 +29,7 @@ class Tokenizer(abc.ABC):
   """What the rest of the package knows of a tokenizer.
 
   Attributes:
-    name: short, for people. vocab_size: V, ids are 0..V-1. bos_id, eos_id: int or None.
+    name: short, for people. vocab_size: V, ids are 0..V-1. bos_id, eos_id, mask_id: int or None.
     eos_ids: all ids after which a generated text is over, eos_id first.
     adds_bos: whether a text given to the model starts with BOS, as the tokenizer's files say.
     hash: sha256 (hex) of everything that decides its output.
@@ -39,6 +42,7 @@ class Tokenizer(abc.ABC):
   eos_ids: tuple[int, ...]
   adds_bos: bool
   hash: str
+  mask_id: int | None = None
 
   @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[np.ndarray]:
@@ -59,6 +63,10 @@ class Tokenizer(abc.ABC):
   def encode(self, text: str, *, special: bool = False) -> np.ndarray:
     """Ids of one text as int32 [n], as `encode_batch` does it."""
     return self.encode_batch([text], special=special)[0]
+
+  def spans(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    """(ids of one text as int32 [n], the characters text[start:end] that each stands for as int32 [n, 2])."""
+    raise UserError(f'tokenizer {self.name} does not say which characters a token stands for; a tokenizer.json does.')
 
   @functools.cached_property
   def token_bytes(self) -> np.ndarray:
@@ -131,6 +139,8 @@ class HFTokenizer(Tokenizer):
     if self.adds_bos != self._puts_bos():  # so that the file says it too when it is saved
       inner.post_processor = _bos_first(self.bos, self.bos_id) if self.adds_bos else None
       self.text = text = inner.to_str()
+    mask = self._find(None, _MASK_NAMES)
+    self.mask_id = None if mask is None else inner.token_to_id(mask)
     self._byte_level = '"ByteLevel"' in json.dumps(json.loads(inner.to_str())['decoder'])
     self.hash = hashlib.sha256(f'{text}\n{self.bos_id} {self.eos_id}'.encode()).hexdigest()
 
@@ -159,6 +169,10 @@ class HFTokenizer(Tokenizer):
   def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[np.ndarray]:
     inner = self._reads_special if special else self._inner
     return [np.array(e.ids, np.int32) for e in inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+  def spans(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    encoded = self._inner.encode(text, add_special_tokens=False)
+    return np.array(encoded.ids, np.int32), np.array(encoded.offsets, np.int32).reshape(-1, 2)
 
   def decode(self, ids: Sequence[int]) -> str:
     return self._inner.decode([int(i) for i in ids], skip_special_tokens=True)

@@ -104,7 +104,7 @@ def _theory(config, params, batches, *, seed) -> Found:
   except UserError as e:
     found['growth'] = str(e)
   try:
-    T = next(iter(batches))['tokens'].shape[1] if config.family == 'decoder' else config.num_tokens
+    T = next(iter(batches))['tokens'].shape[1] if config.reads_text else config.num_tokens
     constants = theory.constants(config, params, T)
     predicted = theory.predicted_variance(config, constants, float(each[0, 0]))
     bound = Estimate.of(theory.log_jacobian_bound(config, constants, each), variance.tokens)

@@ -15,6 +15,9 @@ import lns_jax
 config, params, tokenizer = lns_jax.load('{name}')
 ```
 '''
+TASKS = {'AutoModelForCausalLM': 'text-generation', 'AutoModelForImageClassification': 'image-classification',
+         'AutoModelForMaskedLM': 'fill-mask', 'AutoModelForQuestionAnswering': 'question-answering',
+         'AutoModel': 'feature-extraction'}
 
 
 def text(name: str, *, model_type: str, auto: str, has_tokenizer: bool, scheme: str, scaled: list[str],
@@ -27,7 +30,7 @@ def text(name: str, *, model_type: str, auto: str, has_tokenizer: bool, scheme: 
     scaled: tensors that have taken a factor of the scheme.
     facts: {what: number or words} of the model and its training; those that are None are left out.
   """
-  task = {'AutoModelForCausalLM': 'text-generation', 'AutoModelForImageClassification': 'image-classification'}[auto]
+  task = TASKS[auto]
   tags = dict.fromkeys(['lns_jax', model_type, scheme.replace('_', '-')])
   head = ['---', 'license: unknown', 'library_name: transformers', f'pipeline_tag: {task}', 'tags:',
           *(f'- {tag}' for tag in tags), '---']

@@ -11,11 +11,13 @@ import time
 from collections.abc import Sequence
 
 import jax
+import tqdm
 
 from lns_jax.config import DataConfig
 from lns_jax.data import mmlu_dev, sources
 from lns_jax.errors import UserError
 from lns_jax.interop import reading
+from lns_jax.interop import squad as squad_lib
 from lns_jax.interop.load import load
 from lns_jax.layers import param
 
@@ -78,6 +80,26 @@ def evaluate(path, tasks: Sequence[str], *, include_path: str = '', data_dir: st
   return {'tasks': _numbers(found, 'results'), 'groups': _numbers(found, 'groups'),
           'reading': model.get_model_info() | {'dtype': str(param.dtypes(config)[1]), 'cut': model.cut},
           'seconds': time.perf_counter() - start}
+
+
+def squad(path, file: str, *, batch_size: int = 0, dtype: str = '', limit: int | None = None) -> dict:
+  """Answers of an encoder with model.head = squad to a file of the SQuAD v1.1 form.
+
+  limit: first questions alone. Returns {'tasks': {'squad': {'exact_match', 'f1' in per cent, 'questions'}}, 'seconds'}.
+  Raises UserError for another model or file.
+  """
+  start = time.perf_counter()
+  questions = squad_lib.read(file)[:limit]
+  config, params, tokenizer = load(path, dtype=dtype or None)
+  if tokenizer is None:
+    raise UserError(f'{path} has no tokenizer, without which no question can be read.')
+  if dtype:
+    config = dataclasses.replace(config, precision=dtype)
+  with tqdm.tqdm(total=len(questions), desc='squad', unit='question', mininterval=0.5, dynamic_ncols=True,
+                 disable=jax.process_index() != 0) as bar:
+    answers = squad_lib.predict(config, params, tokenizer, questions, batch_size=batch_size or 16,
+                                progress=lambda done, of: bar.update(done - bar.n))
+  return {'tasks': {'squad': squad_lib.scores(answers, questions)}, 'seconds': time.perf_counter() - start}
 
 
 def _spec(name: str) -> str | dict:

@@ -15,7 +15,7 @@ from lns_jax import config as config_lib
 from lns_jax import files
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError, nearest
-from lns_jax.interop import card, families, fold, hf, names, shards, tokenizer_files, weights
+from lns_jax.interop import card, families, fold, hf, names, shards, theirs, tokenizer_files, weights
 from lns_jax.interop.load import is_run, load, load_run_config
 from lns_jax.interop.save import new_folder
 from lns_jax.layers import schemes
@@ -165,7 +165,7 @@ def _write(folder, name: str, origin: Origin, model_type: str, plain, params, re
   called = {e.ours: e.theirs for e in names.table(plain, family.rows)}
   scaled = [called[f'layers/{l}/{leaf}'] for l, of_layer in record['folded'].items() for leaf in of_layer]
   (folder / 'README.md').write_text(card.text(
-      name, model_type=model_type, auto=AUTO[plain.family], has_tokenizer=(folder / 'tokenizer_config.json').exists(),
+      name, model_type=model_type, auto=AUTO.get(plain.family) or theirs.BERT_AUTO[plain.head], has_tokenizer=(folder / 'tokenizer_config.json').exists(),
       scheme=record['scheme'], scaled=scaled, facts=_facts(origin, plain, shapes)), encoding='utf-8')
   total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
   return {'files': written, 'tensors': len(shapes), 'bytes': total}
@@ -263,6 +263,7 @@ def _check(folder, batch, model, plain, dtype) -> dict:
 
 
 def _logits(config, params, batch) -> np.ndarray:
-  """In float32, whatever the model's own precision is."""
+  """In float32, whatever the model's own precision is; the states of a model without a head."""
   config = dataclasses.replace(config, precision='float32', remat='none')
-  return np.asarray(jax.jit(functools.partial(transformer.forward, config))(layout.native(params, config), batch))
+  run = transformer.states if config.family == 'encoder' and config.head == 'none' else transformer.forward
+  return np.asarray(jax.jit(functools.partial(run, config))(layout.native(params, config), batch))

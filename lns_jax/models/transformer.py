@@ -1,7 +1,7 @@
 """A model: input, blocks, final norm, head, as pure functions of (config, params, input).
 
 The families differ in what lies before and behind the blocks, and in nothing else: each is a module (`decoder`,
-`vit`) with the same functions, which `family` finds.
+`vit`, `encoder`) with the same functions, which `family` finds.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from lns_jax import config as config_lib
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, block, completep, param, schemes
 from lns_jax.layers.norms import Norm, times, wide
-from lns_jax.models import decoder, layout, vit
+from lns_jax.models import decoder, encoder, layout, vit
 
 # From a block's `out` to what the caller wants of it; called inside the loop over layers.
 Read = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
@@ -27,7 +27,7 @@ STREAM = ('batch', 'seq', 'stream')  # logical axes of x_BTD
 DRAWS = ('embed', 'final_norm', 'head', 'embed_norm', 'positions')
 
 
-FAMILIES = {'decoder': decoder, 'vit': vit}
+FAMILIES = {'decoder': decoder, 'vit': vit, 'encoder': encoder}
 
 
 def family(config: config_lib.ModelConfig):
@@ -36,17 +36,29 @@ def family(config: config_lib.ModelConfig):
 
 
 def inputs(config: config_lib.ModelConfig, batch: Mapping[str, jax.Array]) -> jax.Array:
-  """What the model reads of a batch. Raises UserError when the batch has none of it."""
+  """What the model reads of a batch, with 'token_types' where it has them, as of `typed`.
+
+  Raises UserError when the batch has none of it.
+  """
   name = family(config).INPUT
   if name not in batch:
     raise UserError(f'a model of family {config.family} reads {name!r}, but the batch has {sorted(batch)}.')
-  return batch[name]
+  return typed(config, batch[name], batch.get('token_types'))
+
+
+def typed(config: config_lib.ModelConfig, tokens: jax.Array, token_types: jax.Array | None):
+  """tokens, or `encoder.Typed` with their types. Raises UserError for types of a model that has none."""
+  if token_types is None:
+    return tokens
+  if config.family != 'encoder':
+    raise UserError(f'token_types belong to model.family = encoder; a model of family {config.family} takes none.')
+  return encoder.Typed(tokens, token_types)
 
 
 def _modules(config: config_lib.ModelConfig) -> dict[str, tuple[nn.Module, tuple]]:
   """Everything outside the blocks, with the arguments that initialise it."""
   x = jnp.zeros((1, 1, config.d_model), param.dtypes(config)[1])
-  norms = ['final_norm'] + ['embed_norm'] * schemes.has(config, 'embed_norm')
+  norms = ['final_norm'] * config.has_final_norm + ['embed_norm'] * config.has_embed_norm
   return {name: (Norm(config), (x,)) for name in norms} | {n: (m, ()) for n, m in family(config).ends(config).items()}
 
 
@@ -113,21 +125,22 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
   return layout.native(stacked | {'layers': {name: jax.lax.scan(layer, start, of_layers)[1]}}, config)
 
 
-def enter(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids_BT=None,
+def enter(config: config_lib.ModelConfig, params, tokens, segment_ids_BT=None,
           step=None) -> tuple[jax.Array, attention.Context]:
-  """tokens or images -> (the stream that enters layer 1, [B, T, D] in the compute type; what every layer shares).
+  """What `inputs` gives -> (the stream that enters layer 1, [B, T, D] in the compute type; what every layer shares).
 
   step: as of `stream`.
   """
   x_BTD = family(config).embed(config, params, tokens, segment_ids_BT)
-  if schemes.has(config, 'embed_norm'):
+  if config.has_embed_norm:
     x_BTD = Norm(config).apply({'params': params.get('embed_norm', {})}, x_BTD)
   return nn.with_logical_constraint(x_BTD, STREAM), attention.context(config, x_BTD, segment_ids_BT, step)
 
 
 def final_norm(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
-  """Last stream -> what the head reads: the final norm of it, never scaled by a scheme's factor."""
-  x_BTD = Norm(config).apply({'params': params.get('final_norm', {})}, x_BTD)
+  """Last stream -> what the head reads: the final norm of it, if there is one, never scaled by a scheme's factor."""
+  if config.has_final_norm:
+    x_BTD = Norm(config).apply({'params': params.get('final_norm', {})}, x_BTD)
   if schemes.has(config, 'completep'):
     x_BTD = times(x_BTD, 1 / completep.width(config))
   return x_BTD
@@ -206,21 +219,25 @@ def before_head(config: config_lib.ModelConfig, params, batch, read: Read = lamb
   return final_norm(config, params, x_BTD), kept
 
 
-def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None) -> jax.Array:
+def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None,
+            token_types=None) -> jax.Array:
   """tokens [B, T] -> logits [B, T, V] float32; or images [B, S, S, C] -> logits [B, classes].
 
-  Segment 0 is padding; positions restart at each segment.
+  Segment 0 is padding; positions restart at each segment. Of an encoder: token_types [B, T] are 0 by default; with
+  model.head = squad the logits are [B, T, 2], with none there are none, which is a UserError.
   """
-  x_BTD, _ = stream(config, params, tokens, segment_ids)
+  x_BTD, _ = stream(config, params, typed(config, tokens, token_types), segment_ids)
   return head(config, params, x_BTD)
 
 
-def states(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None) -> jax.Array:
+def states(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None,
+           token_types=None) -> jax.Array:
   """The residual stream [L+1, B, T, D]: the embedding, then after each block, all before the final norm.
 
   tokens [B, T]; or images [B, S, S, C] of a ViT, whose T are the CLS token, if it has one, and the patches in rows.
   """
-  _, kept = stream(config, params, tokens, segment_ids, read=lambda out: {'out': out['out']})
+  _, kept = stream(config, params, typed(config, tokens, token_types), segment_ids,
+                   read=lambda out: {'out': out['out']})
   return jnp.stack([kept[l]['out'] for l in (0, *config.layer_ids)])
 
 
@@ -234,7 +251,7 @@ def apply(config: config_lib.ModelConfig, params, batch: Mapping[str, jax.Array]
   """Logits and the named intermediates.
 
   Args:
-    batch: 'tokens' [B, T] and optionally 'segment_ids'; or 'images' [B, S, S, C].
+    batch: 'tokens' [B, T] and optionally 'segment_ids', of an encoder 'token_types'; or 'images' [B, S, S, C].
     taps: names or patterns such as 'layers/7/attn_out', 'layers/*/out', 'embed'; see `tap_names`.
 
   Returns:
