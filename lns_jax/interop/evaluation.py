@@ -68,7 +68,7 @@ def evaluate(path, tasks: Sequence[str], *, include_path: str = '', data_dir: st
     if dtype:
       config = dataclasses.replace(config, precision=dtype)
     model = Model(config, params, tokenizer, reading.of(path, config, tokenizer), add_bos=add_bos,
-                  max_length=max_length, batch_size=batch_size)
+                  max_length=max_length, batch_size=batch_size, seed=seed)
     with contextlib.redirect_stdout(sys.stderr):  # lm-eval prints; stdout belongs to the result
       found = lm_eval.simple_evaluate(
           model=model, tasks=built, task_manager=manager, num_fewshot=num_fewshot, limit=limit, log_samples=False,

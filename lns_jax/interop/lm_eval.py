@@ -12,13 +12,13 @@ import numpy as np
 import tqdm
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from lns_jax.config import ModelConfig
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
-from lns_jax.interop import reading
+from lns_jax.interop import generate, reading
 from lns_jax.interop.likelihood import Scorer
 from lns_jax.interop.load import load
 from lns_jax.models import layout
@@ -40,6 +40,7 @@ class Model(TemplateLM):
     add_bos: overrides what `reading` says of BOS.
     max_length: overrides the length that it says.
     batch_size: rows of a batch; 0: as fits, by length.
+    seed: of what is drawn in generation.
 
   Raises:
     UserError: the model is no decoder, has no tokenizer or one with more tokens than it has, or BOS is wanted of a
@@ -47,7 +48,7 @@ class Model(TemplateLM):
   """
 
   def __init__(self, config: ModelConfig, params, tokenizer: tokenizers.Tokenizer, reading: reading.Reading, *,
-               add_bos: bool | None = None, max_length: int = 0, batch_size: int = 0):
+               add_bos: bool | None = None, max_length: int = 0, batch_size: int = 0, seed: int = 0):
     super().__init__()
     if config.family != 'decoder':
       raise UserError(f'a model of family {config.family} gives no log-likelihoods of text, which these tasks need.')
@@ -62,7 +63,7 @@ class Model(TemplateLM):
     self.cut = 0
     self._config = dataclasses.replace(config, loop='scan')  # one compiled body serves all layers
     self._params = layout.stack(params, self._config)
-    self._batch_size = batch_size
+    self._batch_size, self._seed = batch_size, seed
     self._scorer = Scorer(self._config, self._params, max_length=self.max_length, batch_size=batch_size)
 
   @property
@@ -140,16 +141,15 @@ class Model(TemplateLM):
         numbers.sort(key=lambda n: -len(requests[n].args[0]))
         for start in range(0, len(numbers), size):
           part = numbers[start:start + size]
-          texts = self._write([requests[n].args[0] for n in part], requests[part[0]].args[1], seed=part[0])
+          texts = self._write([requests[n].args[0] for n in part], requests[part[0]].args[1], part)
           for number, text in zip(part, texts):
             found[number] = text
             self.cache_hook.add_partial('generate_until', requests[number].args, text)
           bar.update(len(part))
     return found
 
-  def _write(self, contexts: Sequence[str], settings: dict, seed: int) -> list[str]:
-    """Texts of one batch whose settings are the same."""
-    from lns_jax.interop import generate
+  def _write(self, contexts: Sequence[str], settings: dict, numbers: Sequence[int]) -> list[str]:
+    """Texts of one batch whose settings are the same; what is drawn depends on a request's number, not on the batch."""
     settings = normalize_gen_kwargs(settings, GENERATED)
     most, until = settings['max_gen_toks'], [s for s in settings['until'] if s]
     room = self.max_length - most
@@ -158,11 +158,11 @@ class Model(TemplateLM):
                       f'{self.max_length}.')
     prompts = [(self.tok_encode(text) or [self.prefix_token_id])[-room:] for text in contexts]
     written = generate.generate(
-        self._config, self._params, prompts, max_new=most, eos_id=self.tokenizer.eos_id,
+        self._config, self._params, prompts, max_new=most, eos_id=self.tokenizer.eos_ids,
         temperature=settings.get('temperature', 1.0) if settings['do_sample'] else 0.0,
-        top_p=settings.get('top_p', 1.0), top_k=settings.get('top_k', 0), seed=seed,
-        stop=lambda ids: any(s in self.tokenizer.decode(ids) for s in until))
-    return [postprocess_generated_text(self.tokenizer.decode(ids), until, None) for ids in written]
+        top_p=settings.get('top_p', 1.0), top_k=settings.get('top_k', 0), seed=self._seed, rows=numbers,
+        stop=generate.at_strings(self.tokenizer, until))
+    return [generate.before(self.tokenizer.decode(ids), until) for ids in written]
 
 
 @register_model('lns_jax')
@@ -170,14 +170,15 @@ class Opened(Model):
   """The same of a path, for `model_args`: whatever `lns_jax.load` opens, and its arguments."""
 
   def __init__(self, path: str, step: int | None = None, dtype: str | None = None, scheme: str | None = None,
-               add_bos: bool | None = None, max_length: int = 0, batch_size: int | str = 0, **of_other_models):
+               add_bos: bool | None = None, max_length: int = 0, batch_size: int | str = 0, seed: int = 0,
+               **of_other_models):
     if of_other_models.keys() - {'device', 'max_batch_size'}:  # which lm-eval gives to every model
       raise UserError(f'model_args of lns_jax do not know {", ".join(sorted(of_other_models))}.')
     config, params, tokenizer = load(path, step=step, dtype=dtype, scheme=scheme)
     if dtype:
       config = dataclasses.replace(config, precision=dtype)
     super().__init__(config, params, tokenizer, reading.of(path, config, tokenizer), add_bos=add_bos,
-                     max_length=max_length, batch_size=0 if batch_size == 'auto' else int(batch_size))
+                     max_length=max_length, batch_size=0 if batch_size == 'auto' else int(batch_size), seed=seed)
 
 
 def _bar(total: int, what: str, disable: bool) -> tqdm.tqdm:

@@ -126,15 +126,18 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
 
 
 def enter(config: config_lib.ModelConfig, params, tokens, segment_ids_BT=None,
-          step=None) -> tuple[jax.Array, attention.Context]:
+          step=None, past: attention.Past | None = None) -> tuple[jax.Array, attention.Context]:
   """What `inputs` gives -> (the stream that enters layer 1, [B, T, D] in the compute type; what every layer shares).
 
-  step: as of `stream`.
+  step: as of `stream`. past: of rows of text whose beginning is cached, see `lns_jax.models.decode`.
   """
-  x_BTD = family(config).embed(config, params, tokens, segment_ids_BT)
+  if past is None:
+    x_BTD = family(config).embed(config, params, tokens, segment_ids_BT)
+  else:
+    x_BTD = decoder.embed(config, params, tokens, past=past)
   if config.has_embed_norm:
     x_BTD = Norm(config).apply({'params': params.get('embed_norm', {})}, x_BTD)
-  return nn.with_logical_constraint(x_BTD, STREAM), attention.context(config, x_BTD, segment_ids_BT, step)
+  return nn.with_logical_constraint(x_BTD, STREAM), attention.context(config, x_BTD, segment_ids_BT, step, past)
 
 
 def final_norm(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
@@ -167,6 +170,36 @@ def run_factors(config: config_lib.ModelConfig, run: layout.Run) -> dict[str, sc
   return {sub: schemes.Factors(*(merge(sub, f) for f in schemes.FACTORS)) for sub in schemes.SUBLAYERS}
 
 
+def walk(config: config_lib.ModelConfig, trees: dict, x_BTD: jax.Array, step: Callable):
+  """All blocks in turn.
+
+  Args:
+    trees: what each layer has, a tree under its name, in either layout: params['layers'], or more beside them.
+    step: (tree, x_BTD, layer id, factors or None) -> (x_BTD, what is kept); the factors are those of a scanned layer.
+
+  Returns (the stream after the last block, {name as of `trees`: kept}).
+  """
+  kept = {}
+  if not layout.is_stacked(trees):
+    for l in config.layer_ids:
+      x_BTD, kept[str(l)] = _remat(config, lambda t, x, l=l: step(t, x, l, None))(trees[str(l)], x_BTD)
+    return x_BTD, kept
+  for run in layout.runs(config):
+    name = layout.run_name(run)
+    x_BTD, kept[name] = _scan_run(config, trees[name], x_BTD, run, step)
+  return x_BTD, kept
+
+
+def _scan_run(config, stacked, x_BTD, run: layout.Run, step: Callable):
+  k = run_factors(config, run)
+  vectors = {sub: {f: v for f, v in vars(k[sub]).items() if not isinstance(v, float)} for sub in k}
+  def body(x, scanned):
+    tree, scalars = scanned
+    override = {sub: schemes.Factors(**{**vars(k[sub]), **scalars[sub]}) for sub in k}
+    return step(tree, x, run[0], override)
+  return jax.lax.scan(_remat(config, body, in_scan=True), x_BTD, (stacked, vectors))
+
+
 def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attention.Context, read: Read):
   """All blocks in turn.
 
@@ -174,31 +207,11 @@ def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attent
     x_BTD: the stream after the last block.
     kept: {layer id: what `read` kept of that block's `out`}.
   """
-  kept = {}
-  if not layout.is_stacked(params['layers']):
-    for l in config.layer_ids:
-      step = _remat(config, lambda p, x, l=l: _block(config, p, x, ctx, l, read))
-      x_BTD, kept[l] = step(params['layers'][str(l)], x_BTD)
-    return x_BTD, kept
-  for run in layout.runs(config):
-    x_BTD, stacked = _scan_run(config, params['layers'][layout.run_name(run)], x_BTD, ctx, run, read)
-    kept |= {l: jax.tree.map(lambda v, i=i: v[i], stacked) for i, l in enumerate(run)}
-  return x_BTD, kept
-
-
-def _block(config, p, x_BTD, ctx, layer: int, read: Read, override=None):
-  x_BTD, out = block.Block(config).apply({'params': p}, x_BTD, ctx, layer, override)
-  return nn.with_logical_constraint(x_BTD, STREAM), read(out)
-
-
-def _scan_run(config, stacked, x_BTD, ctx, run: layout.Run, read: Read):
-  k = run_factors(config, run)
-  vectors = {sub: {f: v for f, v in vars(k[sub]).items() if not isinstance(v, float)} for sub in k}
-  def step(x, scanned):
-    p, scalars = scanned
-    override = {sub: schemes.Factors(**{**vars(k[sub]), **scalars[sub]}) for sub in k}
-    return _block(config, p, x, ctx, run[0], read, override)
-  return jax.lax.scan(_remat(config, step, in_scan=True), x_BTD, (stacked, vectors))
+  def step(p, x, layer, override):
+    x, out = block.Block(config).apply({'params': p}, x, ctx, layer, override)
+    return nn.with_logical_constraint(x, STREAM), read(out)
+  x_BTD, kept = walk(config, params['layers'], x_BTD, step)
+  return x_BTD, {int(l): of_layer for l, of_layer in layout.single(kept).items()}
 
 
 def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids_BT=None,

@@ -179,3 +179,22 @@ def test_a_folder_scores_as_lm_evals_adapter_of_transformers_scores_it(tmp_path)
 def test_arguments_of_another_model_are_refused(tmp_path):
   with pytest.raises(UserError, match='do not know pretrained'):
     adapter.Opened('x', pretrained='y')
+
+
+def test_texts_end_before_the_strings_that_end_them_and_do_not_depend_on_batches():
+  config = model(**MODEL)
+  p = params(config)
+  context, ids = 'ab', [256, *b'ab']
+  whole = bytes(i for i in likeliest(config, p, ids, 6) if i < 256).decode(errors='replace')
+  ask = lambda m, **settings: m.generate_until(
+      [Instance('generate_until', {}, (text, settings), 0) for text in (context, 'another one', 'c')])
+  plain = ask(lm(config=config, p=p), max_gen_toks=6, until=[])
+  assert plain[0] == whole and len(set(plain)) == 3
+  assert ask(lm(config=config, p=p, batch_size=2), max_gen_toks=6, until=[]) == plain
+  ended = ask(lm(config=config, p=p), max_gen_toks=6, until=[whole[2]])
+  assert ended[0] == whole[:whole.index(whole[2])] and ended[0] != whole
+  drawn = [ask(lm(config=config, p=p, batch_size=size, seed=3), max_gen_toks=6, until=[], do_sample=True, temperature=1.0)
+           for size in (1, 3)]
+  assert drawn[0] == drawn[1] != plain
+  with pytest.raises(UserError, match='asks for 32 new tokens, which leaves no room'):
+    ask(lm(config=config, p=p), max_gen_toks=32, until=[])
