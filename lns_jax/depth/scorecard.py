@@ -16,8 +16,10 @@ COLUMNS = {
 
 
 def of(found: dict) -> dict:
-  """depth.json of a model -> {'layers', 'tokens', 'loss', 'bits_per_byte' where it is known, and of each measured one of
-  COLUMNS [value, low, high]}."""
+  """depth.json of a model -> {'layers', 'tokens', 'loss', 'bits_per_byte', and of COLUMNS [value, low, high]}.
+
+  What was not measured is left out.
+  """
   card = {'layers': found['layers'], 'tokens': found['tokens'], 'loss': found.get('baseline')}
   card |= {key: found[key] for key in ('bits_per_byte',) if found.get(key) is not None}
   for key in COLUMNS:

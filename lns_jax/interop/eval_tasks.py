@@ -1,4 +1,4 @@
-"""lm-eval's tasks with data that lie on this machine: copies of the data sets, files of questions, what is in its cache.
+"""lm-eval's tasks with data on this machine: copies of data sets, files of questions, what is in its cache.
 
 A copy of a data set lies below --data_dir under the task's name, or where the set lies on the Hugging Face Hub, so that
 a download of its repository will do:
@@ -27,7 +27,7 @@ SPLITS = ('training_split', 'validation_split', 'test_split', 'fewshot_split')
 
 
 def from_questions(path: str) -> dict:
-  """A task over a file of questions as `lns_jax.data.choices` has them: the accuracy that `diagnose.py --task` takes."""
+  """A task over a file of questions as `lns_jax.data.choices` reads it: its accuracy is that of `diagnose.py --task`."""
   found = choices.questions(pathlib.Path(path).expanduser())
   strings = [[choices.texts(q.context, c) for c in q.choices] for q in found]
   docs = [{'context': own[0][0], 'choices': [c for _, c in own], 'answer': q.answer} for q, own in zip(found, strings)]
@@ -155,4 +155,5 @@ def _check_splits(leaf: str, config: dict, files: dict, num_fewshot: int | None)
   for split in (scored, shown) if shots else (scored,):
     if split and split not in files:
       where = next(iter(files.values()))[0].parent
-      raise UserError(f'task {leaf} reads the split {split!r}, which {where} has not; it has {", ".join(sorted(files))}.')
+      raise UserError(f'task {leaf} reads the split {split!r}, which {where} has not; it has '
+                      f'{", ".join(sorted(files))}.')

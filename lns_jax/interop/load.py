@@ -29,7 +29,8 @@ def _checkpoints(workdir) -> pathlib.Path:
   if not (where / 'checkpoints').is_dir():
     others = (where / 'config.json').exists() or where.suffix == '.gguf'
     raise UserError(f'{workdir} is not a run folder: it has no checkpoints; ' + (
-        f'import_hf.py --model={workdir} --workdir=FOLDER makes one of it.' if others else 'give the --workdir of a run.'))
+        f'import_hf.py --model={workdir} --workdir=FOLDER makes one of it.' if others else
+        'give the --workdir of a run.'))
   return where / 'checkpoints'
 
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 
+import jax
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -12,6 +13,9 @@ import pytest
 from safetensors import numpy as safetensors
 
 import hf_folders
+import lns_jax
+import wordpiece
+from lns_jax.config import ModelConfig
 from lns_jax.errors import UserError
 
 pytest.importorskip('lm_eval')
@@ -93,7 +97,8 @@ def test_a_file_of_questions_and_the_questions_of_the_package(folder, tmp_path):
   found = evaluation.evaluate(folder, [str(own), 'mmlu_dev'], limit=7)
   assert found['tasks'].keys() == {'own', 'mmlu_dev'}
   for task in found['tasks'].values():
-    assert task['questions'] == 7 and 7 * task['acc'] == pytest.approx(round(7 * task['acc'])) and task['num_fewshot'] == 0
+    assert task['questions'] == 7 and task['num_fewshot'] == 0
+    assert 7 * task['acc'] == pytest.approx(round(7 * task['acc']))
     assert task['acc_stderr'] == pytest.approx(math.sqrt(task['acc'] * (1 - task['acc']) / 6))
   assert found['reading']['adds_bos'] is False and found['reading']['max_length'] == 512
   assert found['reading']['bos_id'] is None and found['reading']['tokenizer'] == 'byte'
@@ -160,3 +165,19 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path):
     evaluation.evaluate(hf_folders.folder('llama', tmp_path), ['mmlu_dev'])
   with pytest.raises(UserError, match='family vit gives no log-likelihoods'):
     evaluation.evaluate(hf_folders.folder('vit', tmp_path), ['mmlu_dev'])
+
+
+def test_an_encoder_answers_a_file_of_squad(tmp_path, monkeypatch):
+  tokenizer = wordpiece.make()
+  config = ModelConfig(
+      family='encoder', causal=False, scheme='post', norm='layernorm', bias='all', mlp='gelu', head='squad',
+      vocab_size=tokenizer.vocab_size, max_positions=384, d_model=8, d_ff=16, num_layers=1, num_heads=2)
+  context = 'The Sun is big. It rises in the MORNING, and sets at night!'
+  asked = [{'id': str(i), 'question': 'When?', 'answers': [{'text': 'night', 'answer_start': 53}]} for i in range(3)]
+  file = tmp_path / 'squad.json'
+  file.write_text(json.dumps({'data': [{'title': 'T', 'paragraphs': [{'context': context, 'qas': asked}]}]}))
+  monkeypatch.setattr(evaluation, 'load', lambda path, **k: (config, lns_jax.init(config, jax.random.key(0)), tokenizer))
+  found = evaluation.squad('bert', str(file), limit=2)['tasks']['squad']
+  assert found['questions'] == 2 and found.keys() == {'exact_match', 'f1', 'questions'}
+  with pytest.raises(UserError, match='none.json cannot be read'):
+    evaluation.squad('bert', str(tmp_path / 'none.json'))

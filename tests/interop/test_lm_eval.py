@@ -163,8 +163,9 @@ def test_rolling_windows_keep_as_much_context_as_fits():
 
 HFLM = [  # context, continuation, and what lm-eval's own HFLM says with transformers 5.24 of the folder of `of_text`
     ('a context ', 'and more', -60.451908), ('x', ' A', -13.071929), ('x', ' B', -13.316441),
-    ('', 'no context', -60.059158), ('long ' * 15, 'continuation words here', -150.370331), ('q\n', '\n\nz', -21.971445)]
-HFLM_WHOLE = [-116.078926, -23.067242, -22.32147, -60.059158, -574.492584, -30.30676]  # context and continuation, rolling
+    ('', 'no context', -60.059158), ('long ' * 15, 'continuation words here', -150.370331),
+    ('q\n', '\n\nz', -21.971445)]
+HFLM_WHOLE = [-116.078926, -23.067242, -22.32147, -60.059158, -574.492584, -30.30676]  # both together, rolling
 
 
 def test_a_folder_scores_as_lm_evals_adapter_of_transformers_scores_it(tmp_path):
