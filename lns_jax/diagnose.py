@@ -21,7 +21,7 @@ from lns_jax.config import MeshConfig, ModelConfig
 from lns_jax.depth import diagnosis, finite, measures, record, scorecard, sections
 from lns_jax.depth.estimate import Estimate
 from lns_jax.errors import UserError
-from lns_jax.interop.load import load
+from lns_jax.interop.load import is_run, load
 from lns_jax.layers import param
 from lns_jax.models import layout
 from lns_jax.train import log, resume, run_info
@@ -70,7 +70,8 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
   _check_out(files.absolute(out).resolve(), named)
   opened = {name: _open(path, dtype) for name, path in named.items()}
   tables = {name: measures.choose(chosen, config, bool(task)) for name, (_, config, *_) in opened.items()}
-  histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') for name, (path, *_) in opened.items()}
+  histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') if is_run(path) else []
+               for name, (path, *_) in opened.items()}
   rows_of = {name: samples.open_sample(path, config, tokenizer, text, tokens, seq_len)
              for name, (path, config, _, tokenizer) in opened.items()}
   scored = {name: samples.open_task(path, config, tokenizer, task, rows_of[name])
