@@ -10,6 +10,9 @@ which come with lm-eval. Copies of other sets lie in --data_dir under the name o
 Hugging Face Hub: boolq/validation.jsonl or aps/super_glue/boolq/validation-*.parquet.
 """
 
+import pathlib
+import sys
+
 from absl import flags
 
 from lns_jax import cli
@@ -35,6 +38,9 @@ flags.mark_flag_as_required('model')
 
 
 def main():
+  # Python looks into a script's folder first, and evaluate.py there is not the library that lm-eval's tasks import.
+  here = pathlib.Path(__file__).resolve().parent
+  sys.path[:] = [folder for folder in sys.path if pathlib.Path(folder).resolve() != here]
   from lns_jax.errors import UserError
   from lns_jax.interop import evaluation
   if bool(TASKS.value) == bool(SQUAD.value):

@@ -4,6 +4,9 @@ import dataclasses
 import json
 import math
 import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -20,6 +23,8 @@ from lns_jax.errors import UserError
 
 pytest.importorskip('lm_eval')
 from lns_jax.interop import evaluation  # noqa: E402
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -181,3 +186,18 @@ def test_an_encoder_answers_a_file_of_squad(tmp_path, monkeypatch):
   assert found['questions'] == 2 and found.keys() == {'exact_match', 'f1', 'questions'}
   with pytest.raises(UserError, match='none.json cannot be read'):
     evaluation.squad('bert', str(tmp_path / 'none.json'))
+
+
+def test_the_command(folder, tmp_path):
+  """A table on stderr, JSON at the end; what a task imports is not what lies beside the command."""
+  data = lines(tmp_path / 'data.jsonl', [{'q': 'x', 'right': i % 2} for i in range(4)])
+  (tmp_path / 'utils.py').write_text('import evaluate\n\n\ndef right(doc):\n  assert evaluate.load\n  return doc["right"]\n')
+  (tmp_path / 'mine.yaml').write_text(
+      f'task: mine\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test\n'
+      'output_type: multiple_choice\ndoc_to_text: "{{q}}"\ndoc_to_choice: [a, b]\ndoc_to_target: !function utils.right\n')
+  run = subprocess.run(
+      [sys.executable, str(ROOT / 'experiments' / 'evaluate_tasks.py'), f'--model={folder}', '--tasks=mine',
+       f'--include_path={tmp_path}', '--noadd_bos'], capture_output=True, text=True, timeout=120, cwd='/')
+  assert run.returncode == 0, run.stderr
+  assert '|mine ' in run.stderr and len(run.stdout.splitlines()) == 1
+  assert json.loads(run.stdout)['tasks']['mine']['acc'] == 0.5
