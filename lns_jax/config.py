@@ -41,11 +41,19 @@ class ModelConfig(Section):
   NAME = 'model'
   family: str = setting(
       'decoder', 'decoder: tokens in, rotary positions, a next token at each; vit: images in, learned positions, one '
-      'class an image.', choices=('decoder', 'vit'))
+      'class an image; tower: the vision tower of a Qwen2.5-VL, patches in, what its decoder reads out, never trained '
+      'alone.', choices=('decoder', 'tower', 'vit'))
   vocab_size: int = setting(32000, 'V: rows of the embedding and of the head.', low=2, family='decoder')
   image_size: int = setting(224, 'Height and width of an image.', low=1, family='vit')
-  patch_size: int = setting(16, 'Height and width of a patch, which becomes one token.', low=1, family='vit')
-  channels: int = setting(3, 'C: numbers of a pixel.', low=1, family='vit')
+  patch_size: int = setting(
+      16, 'Height and width of a patch, which becomes one token.', low=1, family=('vit', 'tower'))
+  channels: int = setting(3, 'C: numbers of a pixel.', low=1, family=('vit', 'tower'))
+  frames: int = setting(2, 'Frames that a patch spans; an image is repeated.', low=1, family='tower')
+  merge: int = setting(2, 'Side of the square of patches that leave as one embedding.', low=1, family='tower')
+  out_width: int = setting(3584, 'Width of the embeddings that leave: D of the decoder.', low=1, family='tower')
+  window_size: int = setting(
+      0, 'Height and width, in pixels, of the windows that layers see apart; 0: none.', low=0, family='tower')
+  window_layers: tuple[int, ...] = setting((), 'Ids of the layers that see windows; empty: all.', family='tower')
   num_classes: int = setting(1000, 'Classes that the head tells apart.', low=2, family='vit')
   pooling: str = setting(
       'cls', 'What the head reads: cls, a learned token before the patches; mean, the mean of the patches alone.',
@@ -89,7 +97,11 @@ class ModelConfig(Section):
   norm: str = setting('rmsnorm', 'What a norm computes, see lns_jax.layers.norms.', choices=NORMS)
   norm_eps: float = setting(1e-6, 'Added to the mean square of a norm (1e-6 the paper).', above=0.0)
   dyt_alpha: float = setting(0.5, 'Start of alpha in the norm dyt, tanh(alpha x).', above=0.0)
-  rope_base: float = setting(10000.0, 'Base of the rotary position embedding.', above=1.0, family='decoder')
+  rope_base: float = setting(
+      10000.0, 'Base of the rotary position embedding.', above=1.0, family=('decoder', 'tower'))
+  rope_sections: tuple[int, ...] = setting(
+      (), 'Numbers of frequencies that turn by each axis of the positions (M-RoPE); empty: one axis.',
+      family='decoder')
   tie_embeddings: bool = setting(False, 'Whether the head is the embedding.', family='decoder')
   precision: str = setting('auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS)
   loop: str = setting(
@@ -116,6 +128,11 @@ class ModelConfig(Section):
     self.fill(head_dim=self.head_dim or self.d_model // H, num_kv_heads=self.num_kv_heads or H)
     if self.family == 'decoder' and self.head_dim % 2:
       raise UserError(f'model.head_dim = {self.head_dim} must be even for rotary positions.')
+    if self.family == 'tower' and self.head_dim % 4:
+      raise UserError(f'model.head_dim = {self.head_dim} must be a multiple of 4 for rotary positions of two axes.')
+    if self.rope_sections and (sum(self.rope_sections) != self.head_dim // 2 or min(self.rope_sections) < 1):
+      raise UserError(f'model.rope_sections = {self.rope_sections} must be positive and add up to model.head_dim / 2 = '
+                      f'{self.head_dim // 2}.')
     if H % self.num_kv_heads:
       raise UserError(f'model.num_kv_heads = {self.num_kv_heads} does not divide model.num_heads = {H}.')
     if self.sliding_window and not self.causal:
@@ -133,9 +150,18 @@ class ModelConfig(Section):
   def _check_family(self):
     """Refuses settings that the family cannot have."""
     self.refuse_foreign(self.family)
+    if self.family in ('vit', 'tower') and self.causal:
+      raise UserError(f'model.family = {self.family} sees the whole image: of model.causal only False is allowed.')
+    if self.family == 'tower':
+      cell = self.patch_size * self.merge
+      if self.window_size and self.window_size < cell:
+        raise UserError(f'model.window_size = {self.window_size} is less than model.patch_size * model.merge = {cell}, '
+                        'the least that a window holds; 0 is none.')
+      beyond = [l for l in self.window_layers if not 1 <= l <= (self.depth or max(self.layer_ids or (self.num_layers,)))]
+      if beyond or bool(self.window_layers) > bool(self.window_size):
+        raise UserError(f'model.window_layers = {self.window_layers} must be ids of layers, with model.window_size '
+                        'above 0.')
     if self.family == 'vit':
-      if self.causal:
-        raise UserError('model.family = vit sees the whole image: of model.causal only False is allowed.')
       if self.image_size % self.patch_size:
         fits = [p for p in range(1, self.image_size + 1) if self.image_size % p == 0]
         near = min(fits, key=lambda p: abs(p - self.patch_size))
@@ -315,6 +341,8 @@ class RunConfig(Section):
   def check(self):
     for section in (self.data, self.train, self.eval):
       section.refuse_foreign(self.model.family)
+    if self.model.family == 'tower':
+      raise UserError('model.family = tower predicts nothing by itself; a run trains decoder or vit.')
     if self.model.family == 'decoder' and not self.model.causal:
       raise UserError('model.causal = False shows every position the token that it is to predict; a run on text needs '
                       'model.causal = True.')

@@ -13,7 +13,7 @@ def setting(default, doc: str, *, low=None, above=None, high=None, below=None, c
             scheme=None):
   """A dataclass field with its meaning and bounds (low, high inclusive; above, below exclusive).
 
-  family: the only model family that has it; another one refuses to have it set.
+  family: the only model family that has it, or a tuple of them; another one refuses to have it set.
   scheme: the only scheme that reads it; with another one a run says so.
   """
   doc = f'{scheme}: {doc}' if scheme else doc
@@ -43,6 +43,12 @@ def _check_type(where: str, value, kind):
   if kind is float and not math.isfinite(value):
     raise UserError(f'{where} must be a finite number, got {value!r}.')
   return value
+
+
+def families(field: dataclasses.Field) -> tuple[str, ...]:
+  """The model families that have a setting; () where all do."""
+  named = field.metadata.get('family') or ()
+  return (named,) if isinstance(named, str) else named
 
 
 class Section:
@@ -77,12 +83,12 @@ class Section:
     """Refuses a setting that only another model family has, naming those that this one has alone."""
     fields = dataclasses.fields(self)
     for f in fields:
-      owner, value = f.metadata['family'], getattr(self, f.name)
-      if owner and owner != family and value != f.default:
-        own = ', '.join(g.name for g in fields if g.metadata['family'] == family)
+      owners, value = families(f), getattr(self, f.name)
+      if owners and family not in owners and value != f.default:
+        own = ', '.join(g.name for g in fields if family in families(g))
         own = f'{own} and those that the families share' if own else 'those that the families share'
-        raise UserError(f'{self.NAME}.{f.name} = {value!r} belongs to model.family = {owner}; with model.family = '
-                        f'{family} the settings of {self.NAME} are {own}.')
+        raise UserError(f'{self.NAME}.{f.name} = {value!r} belongs to model.family = {" or ".join(owners)}; with '
+                        f'model.family = {family} the settings of {self.NAME} are {own}.')
 
   def fill(self, **derived):
     """Sets derived values of a frozen section."""

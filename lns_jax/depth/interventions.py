@@ -82,7 +82,7 @@ def _scores(config: ModelConfig, kinds: tuple[str, ...], score_fn: ScoreFn | Non
   first: number of the batch's first row in the whole sample, which its noise belongs to.
   """
   x = transformer.embed(config, params, transformer.inputs(config, batch))
-  ctx = attention.context(config, x, batch.get('segment_ids'))
+  ctx = attention.context(config, x, **transformer.placement(batch))
   def kept(layer):
     return lambda i, x: jax.lax.cond(removed[i], lambda i, x: x, layer, i, x)
   whole = kept(walk.layer_at(config, params, ctx))

@@ -40,7 +40,7 @@ class Streams(typing.NamedTuple):
     """params: stacked."""
     x = transformer.embed(config, params, transformer.inputs(config, batch))
     x = x.astype(wide(x))  # the blocks compute in the type of their input
-    layer = walk.layer_at(config, params, attention.context(config, x, batch.get('segment_ids')))
+    layer = walk.layer_at(config, params, attention.context(config, x, **transformer.placement(batch)))
     real = transformer.family(config).real_tokens(config, batch)[..., None] > 0
     return cls(layer, walk.entering(layer, x, config.num_layers)[0], real)
 

@@ -30,7 +30,9 @@ def ends(config: config_lib.ModelConfig) -> dict[str, nn.Module]:
 
 
 def embed(config: config_lib.ModelConfig, params, tokens_BT: jax.Array) -> jax.Array:
-  """[B, T] -> [B, T, D] in the compute type."""
+  """[B, T] -> [B, T, D] in the compute type; floats [B, T, D] are embeddings already, as of a model with images."""
+  if jnp.issubdtype(tokens_BT.dtype, jnp.floating):
+    return tokens_BT.astype(param.dtypes(config)[1])
   return params['embed']['table'][tokens_BT].astype(param.dtypes(config)[1])
 
 

@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from lns_jax import config as config_lib
-from lns_jax.layers import schemes
+from lns_jax.layers import attention, schemes
 
 Run = tuple[int, ...]
 
 
 def runs(config: config_lib.ModelConfig) -> list[Run]:
   """Layer ids in maximal runs that one compiled body can serve."""
-  return [tuple(ids) for _, ids in itertools.groupby(config.layer_ids, lambda l: schemes.row(config, l))]
+  body = lambda l: (schemes.row(config, l), attention.windowed(config, l))
+  return [tuple(ids) for _, ids in itertools.groupby(config.layer_ids, body)]
 
 
 def run_name(run: Run) -> str:

@@ -1,7 +1,7 @@
 """A model: input, blocks, final norm, head, as pure functions of (config, params, input).
 
 The families differ in what lies before and behind the blocks, and in nothing else: each is a module (`decoder`,
-`vit`) with the same functions, which `family` finds.
+`vit`, `tower`) with the same functions, which `family` finds.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from lns_jax import config as config_lib
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, block, completep, param, schemes
 from lns_jax.layers.norms import Norm, times, wide
-from lns_jax.models import decoder, layout, vit
+from lns_jax.models import decoder, layout, tower, vit
 
 # From a block's `out` to what the caller wants of it; called inside the loop over layers.
 Read = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
@@ -27,7 +27,7 @@ STREAM = ('batch', 'seq', 'stream')  # logical axes of x_BTD
 DRAWS = ('embed', 'final_norm', 'head', 'embed_norm')
 
 
-FAMILIES = {'decoder': decoder, 'vit': vit}
+FAMILIES = {'decoder': decoder, 'vit': vit, 'tower': tower}
 
 
 def family(config: config_lib.ModelConfig):
@@ -41,6 +41,11 @@ def inputs(config: config_lib.ModelConfig, batch: Mapping[str, jax.Array]) -> ja
   if name not in batch:
     raise UserError(f'a model of family {config.family} reads {name!r}, but the batch has {sorted(batch)}.')
   return batch[name]
+
+
+def placement(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+  """What a batch says of where tokens stand and which see each other, as keywords of `attention.context`."""
+  return {name: batch[name] for name in ('segment_ids', 'positions', 'windows') if name in batch}
 
 
 def _modules(config: config_lib.ModelConfig) -> dict[str, tuple[nn.Module, tuple]]:
@@ -100,7 +105,7 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
     mean = lambda v: jnp.sum(w_BT * jnp.mean(v, axis=-1)) / jnp.sum(w_BT)
     return mean(jnp.square(x_BTD - mean(x_BTD)))
   x_BTD = embed(config, params, inputs(config, batch))
-  ctx = attention.context(config, x_BTD, batch.get('segment_ids'))
+  ctx = attention.context(config, x_BTD, **placement(batch))
   def layer(carry, p):
     x_BTD, square = carry
     for sub in schemes.SUBLAYERS:  # the second pass through the block has both factors
@@ -185,16 +190,16 @@ def _scan_run(config, stacked, x_BTD, ctx, run: layout.Run, read: Read):
   return jax.lax.scan(_remat(config, step, in_scan=True), x_BTD, (stacked, vectors))
 
 
-def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids_BT=None,
-           read: Read = lambda out: {}, step=None):
+def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids=None, read: Read = lambda out: {},
+           step=None, **placed):
   """Embedding and blocks. Returns (stream before the final norm [B, T, D], {0: {'out': embedding}, l: kept}).
 
-  step: finished updates while training, which ProRes' factors grow with; else `config.ramp_step` says.
+  segment_ids, placed: see `placement`. step: finished updates while training, which ProRes' factors grow with; else `config.ramp_step` says.
   """
-  if segment_ids_BT is not None and config.family != 'decoder':
+  if segment_ids is not None and config.family == 'vit':
     raise UserError(f'segment_ids divide rows of text; a model of family {config.family} takes none.')
   x_BTD = embed(config, params, tokens)
-  ctx = attention.context(config, x_BTD, segment_ids_BT, step)
+  ctx = attention.context(config, x_BTD, segment_ids, step, **placed)
   kept = {0: read({'out': x_BTD})}
   x_BTD, per_layer = layers(config, params, x_BTD, ctx, read)
   return x_BTD, kept | per_layer
@@ -202,25 +207,26 @@ def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_id
 
 def before_head(config: config_lib.ModelConfig, params, batch, read: Read = lambda out: {}, step=None):
   """What the head reads of a batch: (final norm of the last stream [B, T, D], kept as of `stream`)."""
-  x_BTD, kept = stream(config, params, inputs(config, batch), batch.get('segment_ids'), read, step)
+  x_BTD, kept = stream(config, params, inputs(config, batch), read=read, step=step, **placement(batch))
   return final_norm(config, params, x_BTD), kept
 
 
-def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None) -> jax.Array:
+def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None, **placed) -> jax.Array:
   """tokens [B, T] -> logits [B, T, V] float32; or images [B, S, S, C] -> logits [B, classes].
 
-  Segment 0 is padding; positions restart at each segment.
+  Segment 0 is padding; positions restart at each segment. placed: 'positions' and 'windows' as of `attention.context`.
   """
-  x_BTD, _ = stream(config, params, tokens, segment_ids)
+  x_BTD, _ = stream(config, params, tokens, segment_ids, **placed)
   return head(config, params, x_BTD)
 
 
-def states(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None) -> jax.Array:
+def states(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None, **placed) -> jax.Array:
   """The residual stream [L+1, B, T, D]: the embedding, then after each block, all before the final norm.
 
   tokens [B, T]; or images [B, S, S, C] of a ViT, whose T are the CLS token, if it has one, and the patches in rows.
+  placed: as of `forward`.
   """
-  _, kept = stream(config, params, tokens, segment_ids, read=lambda out: {'out': out['out']})
+  _, kept = stream(config, params, tokens, segment_ids, lambda out: {'out': out['out']}, **placed)
   return jnp.stack([kept[l]['out'] for l in (0, *config.layer_ids)])
 
 
@@ -250,8 +256,8 @@ def apply(config: config_lib.ModelConfig, params, batch: Mapping[str, jax.Array]
       raise UserError(f"no intermediate is called {t!r}; there are 'embed' and layers/l/field with field one of "
                       f"{', '.join(n.split('/')[2] for n in names[1:10])}.")
   fields = {n.split('/')[-1] for n in wanted} - {'embed'} | {'out'}
-  x_BTD, kept = stream(config, params, inputs(config, batch), batch.get('segment_ids'),
-                       read=lambda out: {f: v for f, v in out.items() if f in fields})
+  x_BTD, kept = stream(config, params, inputs(config, batch),
+                       read=lambda out: {f: v for f, v in out.items() if f in fields}, **placement(batch))
   find = lambda n: kept[0]['out'] if n == 'embed' else kept[int(n.split('/')[1])][n.split('/')[2]]
   return head(config, params, x_BTD), {n: find(n) for n in wanted}
 
