@@ -125,10 +125,10 @@ def _settings(cls, prefix: str) -> list[str]:
   """One line a setting: name, declared default, meaning."""
   lines = []
   for f in dataclasses.fields(cls):
-    if 'doc' in f.metadata:
-      lines.append(f'  {prefix}{f.name}={f.default!r}: {f.metadata["doc"]}')
-    else:
+    if dataclasses.is_dataclass(f.type):
       lines += _settings(f.type, f'{prefix}{f.name}.')
+    else:
+      lines.append(f'  {prefix}{f.name}={f.default!r}: {f.metadata["doc"]}')
   return lines
 
 

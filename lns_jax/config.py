@@ -12,7 +12,7 @@ from typing import Any
 from lns_jax import settings
 from lns_jax.errors import UserError
 from lns_jax.layers import init as init_lib
-from lns_jax.layers import schemes
+from lns_jax.layers import rope, schemes
 from lns_jax.settings import Section, from_dict, setting, to_dict  # the last two for whoever holds a config
 
 PRECISIONS = {
@@ -28,10 +28,40 @@ BIASES = {
     # name: the projections that have a bias
     'none': (),
     'qkv': ('q', 'k', 'v'),  # Qwen2
-    'all': ('q', 'k', 'v', 'o', 'gate', 'up', 'down'),  # ViT
+    'attn': ('q', 'k', 'v', 'o'),
+    'mlp': ('gate', 'up', 'down'),
+    'all': ('q', 'k', 'v', 'o', 'gate', 'up', 'down'),  # GPT-2, BERT, ViT
 }
 
 NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt')
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling(Section):
+  """How rotary frequencies are changed for texts longer than `original_length`, see lns_jax.layers.rope."""
+
+  NAME = 'model.rope_scaling'
+  kind: str = setting('none', 'The rule, by the name that config.json has for it.', choices=rope.KINDS)
+  factor: float = setting(1.0, 'Times that texts may be longer.', above=0.0)
+  original_length: int = setting(0, 'Positions before scaling; all kinds but none and linear need it.', low=0)
+  low_freq_factor: float = setting(1.0, 'llama3: turns within original_length below which all is scaled.', above=0.0)
+  high_freq_factor: float = setting(4.0, 'llama3: turns above which nothing is.', above=0.0)
+  beta_fast: float = setting(32.0, 'yarn: turns above which nothing is scaled.', above=0.0)
+  beta_slow: float = setting(1.0, 'yarn: turns below which all is.', above=0.0)
+  truncate: bool = setting(True, 'yarn: whether both bounds are rounded outwards to whole frequencies.')
+  mscale: float = setting(0.0, 'yarn: weight of log(factor) in the factor of cosines and sines; 0: not given.', low=0.0)
+  mscale_all_dim: float = setting(0.0, 'yarn: the same of the divisor of that factor; 0: not given.', low=0.0)
+  attention_factor: float = setting(0.0, 'yarn, longrope: factor of cosines and sines; 0: by factor.', low=0.0)
+  short_factor: tuple[float, ...] = setting((), 'longrope: divisor of each frequency up to original_length.')
+  long_factor: tuple[float, ...] = setting((), 'longrope: the same of longer texts.')
+
+  def check(self):
+    if self.kind not in ('none', 'linear') and not self.original_length:
+      raise UserError(f'model.rope_scaling.kind = {self.kind} needs model.rope_scaling.original_length, the positions '
+                      'that the model was trained with.')
+    if self.kind == 'llama3' and self.high_freq_factor <= self.low_freq_factor:
+      raise UserError(f'model.rope_scaling.high_freq_factor = {self.high_freq_factor} must be above low_freq_factor = '
+                      f'{self.low_freq_factor}.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +82,8 @@ class ModelConfig(Section):
   merge: int = setting(2, 'Side of the square of patches that leave as one embedding.', low=1, family='tower')
   out_width: int = setting(3584, 'Width of the embeddings that leave: D of the decoder.', low=1, family='tower')
   window_size: int = setting(
-      0, 'Height and width, in pixels, of the windows that layers see apart; 0: none.', low=0, family='tower')
-  window_layers: tuple[int, ...] = setting((), 'Ids of the layers that see windows; empty: all.', family='tower')
+      0, 'Height and width, in pixels, of the windows into which layers divide an image; 0: none.', low=0,
+      family='tower')
   num_classes: int = setting(1000, 'Classes that the head tells apart.', low=2, family='vit')
   pooling: str = setting(
       'cls', 'What the head reads: cls, a learned token before the patches; mean, the mean of the patches alone.',
@@ -65,9 +95,10 @@ class ModelConfig(Section):
   num_kv_heads: int = setting(0, 'K: key and value heads; 0: as many as query heads.', low=0)
   head_dim: int = setting(0, 'Width of one head; 0: d_model / num_heads.', low=0)
   mlp: str = setting(
-      'swiglu', 'swiglu: down (silu(gate x) * up x); gelu: down gelu(up x), the exact GELU.',
-      choices=('swiglu', 'gelu'))
-  bias: str = setting('none', 'Projections with a bias: none, q k v (Qwen2), or all, the MLP included.', choices=BIASES)
+      'swiglu', 'swiglu: down (silu(gate x) * up x); gelu: down gelu(up x), the exact GELU; gelu_tanh: its '
+      'approximation by tanh (GPT-2).', choices=('swiglu', 'gelu', 'gelu_tanh'))
+  bias: str = setting(
+      'none', 'Projections with a bias: none, qkv (Qwen2), attn (q k v o), mlp, or all.', choices=BIASES)
   qk_norm: str = setting(
       'none', 'Norm, as `norm` says, of queries and keys before rotary positions: head: of each head (Qwen3); full: of '
       'all heads together (OLMo 2).', choices=('none', 'head', 'full'))
@@ -75,6 +106,9 @@ class ModelConfig(Section):
   sliding_window: int = setting(
       0, 'Keys that a query sees at most, the last ones, its own included (Mistral); 0: all of its past.', low=0,
       family='decoder')
+  window_layers: tuple[int, ...] = setting(
+      (), 'Ids of the layers that sliding_window (Qwen2, Qwen3) or window_size holds for; empty: all.',
+      family=('decoder', 'tower'))
   causal: bool = setting(True, 'Whether a position sees only itself and its past; an encoder sees all of its document.')
   layer_ids: tuple[int, ...] = setting((), "1-based identity of each block in the original model; empty: 1..L.")
   depth: int = setting(0, 'L of the original model, which factors refer to; 0: num_layers.', low=0)
@@ -97,8 +131,15 @@ class ModelConfig(Section):
   norm: str = setting('rmsnorm', 'What a norm computes, see lns_jax.layers.norms.', choices=NORMS)
   norm_eps: float = setting(1e-6, 'Added to the mean square of a norm (1e-6 the paper).', above=0.0)
   dyt_alpha: float = setting(0.5, 'Start of alpha in the norm dyt, tanh(alpha x).', above=0.0)
+  positions: str = setting(
+      'rotary', 'rotary: queries and keys are turned; learned: a table is added to the embedding (GPT-2).',
+      choices=('rotary', 'learned'), family='decoder')
+  max_positions: int = setting(
+      0, 'Rows of the table of learned positions; of rotary ones the longest text that the model is for, 0: unknown.',
+      low=0, family='decoder')
   rope_base: float = setting(
       10000.0, 'Base of the rotary position embedding.', above=1.0, family=('decoder', 'tower'))
+  rope_scaling: RopeScaling = setting(RopeScaling(), 'Frequencies for longer texts.', family='decoder')
   rope_sections: tuple[int, ...] = setting(
       (), 'Numbers of frequencies that turn by each axis of the positions (M-RoPE); empty: one axis.',
       family='decoder')
@@ -126,13 +167,7 @@ class ModelConfig(Section):
       near = min(fits, key=lambda h: abs(h - H))
       raise UserError(f'model.num_heads = {H} does not divide model.d_model = {self.d_model}; {near} heads would.')
     self.fill(head_dim=self.head_dim or self.d_model // H, num_kv_heads=self.num_kv_heads or H)
-    if self.family == 'decoder' and self.head_dim % 2:
-      raise UserError(f'model.head_dim = {self.head_dim} must be even for rotary positions.')
-    if self.family == 'tower' and self.head_dim % 4:
-      raise UserError(f'model.head_dim = {self.head_dim} must be a multiple of 4 for rotary positions of two axes.')
-    if self.rope_sections and (sum(self.rope_sections) != self.head_dim // 2 or min(self.rope_sections) < 1):
-      raise UserError(f'model.rope_sections = {self.rope_sections} must be positive and add up to model.head_dim / 2 = '
-                      f'{self.head_dim // 2}.')
+    self._check_positions()
     if H % self.num_kv_heads:
       raise UserError(f'model.num_kv_heads = {self.num_kv_heads} does not divide model.num_heads = {H}.')
     if self.sliding_window and not self.causal:
@@ -145,7 +180,46 @@ class ModelConfig(Section):
       raise UserError(f'model.layer_ids names {len(ids)} layers but model.num_layers is {self.num_layers}.')
     if sorted(set(ids)) != list(ids) or ids[0] < 1 or ids[-1] > self.depth:
       raise UserError(f'model.layer_ids = {ids} must rise from at least 1 to at most model.depth = {self.depth}.')
+    self._check_windows()
     self._check_scheme()
+
+  def _check_positions(self):
+    """Refuses positions that the other settings cannot have."""
+    scaling = self.rope_scaling
+    if self.family == 'decoder' and self.positions == 'rotary' and self.head_dim % 2:
+      raise UserError(f'model.head_dim = {self.head_dim} must be even for rotary positions.')
+    if self.family == 'tower' and self.head_dim % 4:
+      raise UserError(f'model.head_dim = {self.head_dim} must be a multiple of 4 for rotary positions of two axes.')
+    if self.rope_sections and (sum(self.rope_sections) != self.head_dim // 2 or min(self.rope_sections) < 1):
+      raise UserError(f'model.rope_sections = {self.rope_sections} must be positive and add up to model.head_dim / 2 = '
+                      f'{self.head_dim // 2}.')
+    if self.positions == 'learned' and not self.max_positions:
+      raise UserError('model.positions = learned needs model.max_positions, the rows of its table.')
+    if scaling.kind != 'none' and (self.family != 'decoder' or self.positions != 'rotary'):
+      raise UserError(f'model.rope_scaling.kind = {scaling.kind} scales rotary positions, which the model does not '
+                      'have; it must be none.')
+    if scaling.kind == 'dynamic' and self.head_dim < 4:
+      raise UserError(f'model.rope_scaling.kind = dynamic needs a model.head_dim of at least 4, not {self.head_dim}.')
+    if scaling.kind == 'longrope':
+      for name in ('short_factor', 'long_factor'):
+        factors = getattr(scaling, name)
+        if len(factors) != self.head_dim // 2 or min(factors) <= 0:
+          raise UserError(f'model.rope_scaling.{name} must hold {self.head_dim // 2} positive numbers, half of '
+                          f'model.head_dim, but holds {len(factors)}.')
+
+  def _check_windows(self):
+    """Refuses layers with a window where there is none, or that there are not; of removed layers none are left."""
+    name = 'window_size' if self.family == 'tower' else 'sliding_window'
+    if self.window_layers and not getattr(self, name):
+      raise UserError(f'model.window_layers = {self.window_layers} needs model.{name}.')
+    outside = [l for l in self.window_layers if not 1 <= l <= self.depth]
+    if outside:
+      raise UserError(f'model.window_layers names layer {outside[0]}; the layers are 1 to {self.depth}.')
+
+  def window(self, layer: int) -> int:
+    """Keys that a query of the layer sees at most, or the size of its windows of an image; 0: all."""
+    size = self.window_size if self.family == 'tower' else self.sliding_window
+    return size if not self.window_layers or layer in self.window_layers else 0
 
   def _check_family(self):
     """Refuses settings that the family cannot have."""
@@ -157,10 +231,6 @@ class ModelConfig(Section):
       if self.window_size and self.window_size < cell:
         raise UserError(f'model.window_size = {self.window_size} is less than model.patch_size * model.merge = {cell}, '
                         'the least that a window holds; 0 is none.')
-      beyond = [l for l in self.window_layers if not 1 <= l <= (self.depth or max(self.layer_ids or (self.num_layers,)))]
-      if beyond or bool(self.window_layers) > bool(self.window_size):
-        raise UserError(f'model.window_layers = {self.window_layers} must be ids of layers, with model.window_size '
-                        'above 0.')
     if self.family == 'vit':
       if self.image_size % self.patch_size:
         fits = [p for p in range(1, self.image_size + 1) if self.image_size % p == 0]

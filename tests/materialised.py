@@ -26,7 +26,7 @@ def small_batch() -> dict:
 def by_row(config, params, b) -> list[list[np.ndarray]]:
   """For each row with real tokens, for each layer: dy / dx over its n real tokens, [n D, n D] in float64."""
   p = layout.unstack(params)
-  x = transformer.embed(config, p, transformer.inputs(config, b))
+  x = transformer.enter(config, p, transformer.inputs(config, b))[0]
   real = np.asarray(transformer.family(config).real_tokens(config, b)) > 0
   ids = b.get('segment_ids')
   def of_layer(l):

@@ -9,9 +9,9 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'lns_jax'
 # A module may import from its own room and from those named here.
 ALLOWED = {
     'errors': set(), 'files': {'errors'}, 'paired': set(),
-    'layers.schemes': set(), 'layers.init': set(), 'layers.completep': set(),
+    'layers.schemes': set(), 'layers.init': set(), 'layers.rope': set(), 'layers.completep': set(),
     'settings': {'errors'},
-    'config': {'errors', 'settings', 'layers.schemes', 'layers.init'},
+    'config': {'errors', 'settings', 'layers.schemes', 'layers.init', 'layers.rope'},
     'advice': {'config', 'layers.schemes', 'layers.init'},
     'presets': {'config', 'errors'},
     'layers': {'config', 'errors'},

@@ -55,7 +55,7 @@ VIT = {'family': 'vit', 'causal': False}
     ({'model': {'family': 'tower', 'causal': False}}, ['model.family = tower', 'decoder or vit']),
     ({'model': {'window_size': 112}}, ['model.window_size = 112', 'tower']),
     ({'model': {'family': 'tower', 'causal': False, 'window_size': 28}}, ['model.window_size = 28', '32']),
-    ({'model': {'family': 'tower', 'causal': False, 'window_size': 64, 'window_layers': [13]}}, ['(13,)', 'layers']),
+    ({'model': {'family': 'tower', 'causal': False, 'window_size': 64, 'window_layers': [13]}}, ['model.window_layers', '13', '1 to 12']),
     ({'model': {'family': 'tower', 'causal': False, 'window_layers': [1]}}, ['(1,)', 'model.window_size']),
     ({'model': {'family': 'tower', 'causal': False, 'head_dim': 6}}, ['model.head_dim = 6', 'multiple of 4']),
     ({'model': {'rope_sections': [16, 24, 24]}}, ['(16, 24, 24)', '32']),
@@ -192,6 +192,9 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
   values['model'] |= {'num_layers': 2} if path[-1] == 'layer_ids' else {}
   values['model'] |= {'num_layers': 24} if path[-1] == 'mix_count' else {}
   values['model'] |= {'head_dim': 16} if path[-1] == 'rope_sections' else {}
+  values['model'] |= {'max_positions': 24} if path[-1] == 'positions' else {}
+  values['model'] |= {'sliding_window': 4} if path[-1] == 'window_layers' else {}
+  values['model']['rope_scaling'] |= {'original_length': 24} if path[-1] == 'kind' else {}
   values['optimizer'] |= {'clip_norm': 1.0} if path[-1] == 'alpha_clip' else {}
   values['optimizer'] |= {'alpha_clip': 'apart'} if path[-1] == 'alpha_clip_norm' else {}
   values['model'] |= {'num_heads': 24} if path[-1] == 'num_kv_heads' else {}

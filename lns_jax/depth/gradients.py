@@ -97,9 +97,9 @@ def _passes(config: ModelConfig, params, batch):
   Returns (losses [B], weights [B], squares of dL/d what leaves the last layer [B], for each run of layers its numbers
   [layers, B], see `_numbers`, and 'state', squares of dL/d what enters).
   """
-  x_BTD = transformer.embed(config, params, transformer.inputs(config, batch))
   placed = transformer.placement(batch)
-  layer = walk.layer_at(config, params, attention.context(config, x_BTD, **placed))
+  x_BTD, ctx = transformer.enter(config, params, transformer.inputs(config, batch), **placed)
+  layer = walk.layer_at(config, params, ctx)
   before, last_BTD = walk.entering(layer, x_BTD, config.num_layers)
   def loss(last_BTD):
     normed_BTD = transformer.final_norm(config, params, last_BTD)

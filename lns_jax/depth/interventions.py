@@ -13,7 +13,7 @@ from lns_jax.depth import finite, walk
 from lns_jax.depth.estimate import Mean
 from lns_jax.depth.states import INPUTS, keys_of
 from lns_jax.errors import UserError
-from lns_jax.layers import attention, param
+from lns_jax.layers import param
 from lns_jax.layers.norms import wide
 from lns_jax.models import layout, transformer
 
@@ -81,8 +81,7 @@ def _scores(config: ModelConfig, kinds: tuple[str, ...], score_fn: ScoreFn | Non
 
   first: number of the batch's first row in the whole sample, which its noise belongs to.
   """
-  x = transformer.embed(config, params, transformer.inputs(config, batch))
-  ctx = attention.context(config, x, **transformer.placement(batch))
+  x, ctx = transformer.enter(config, params, transformer.inputs(config, batch), **transformer.placement(batch))
   def kept(layer):
     return lambda i, x: jax.lax.cond(removed[i], lambda i, x: x, layer, i, x)
   whole = kept(walk.layer_at(config, params, ctx))

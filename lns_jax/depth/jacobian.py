@@ -21,7 +21,6 @@ from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.depth.spectral import Linear, bidiagonal, check_probes, enough, mean_over_probes, singular, squares
 from lns_jax.depth.states import INPUTS, keys_of
 from lns_jax.errors import UserError
-from lns_jax.layers import attention
 from lns_jax.layers.norms import wide
 from lns_jax.models import layout, transformer
 
@@ -38,9 +37,9 @@ class Streams(typing.NamedTuple):
   @classmethod
   def of(cls, config: ModelConfig, params, batch) -> 'Streams':
     """params: stacked."""
-    x = transformer.embed(config, params, transformer.inputs(config, batch))
+    x, ctx = transformer.enter(config, params, transformer.inputs(config, batch), **transformer.placement(batch))
     x = x.astype(wide(x))  # the blocks compute in the type of their input
-    layer = walk.layer_at(config, params, attention.context(config, x, **transformer.placement(batch)))
+    layer = walk.layer_at(config, params, ctx)
     real = transformer.family(config).real_tokens(config, batch)[..., None] > 0
     return cls(layer, walk.entering(layer, x, config.num_layers)[0], real)
 

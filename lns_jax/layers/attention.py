@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lns_jax import config as config_lib
-from lns_jax.layers import param
-from lns_jax.layers.norms import Norm, wide
+from lns_jax.layers import param, rope
+from lns_jax.layers.norms import Norm, times, wide
 
 
 class Context(typing.NamedTuple):
@@ -19,54 +19,54 @@ class Context(typing.NamedTuple):
   cos_BTf: jax.Array | None  # f = head_dim / 2; None: positions are in the embedding
   sin_BTf: jax.Array | None
   step: jax.Array | float | None = None  # finished updates, for factors that grow with them
-  windows_BT: jax.Array | None = None  # segments of the layers that see windows
+  windows_BT: jax.Array | None = None  # segments of the layers that divide an image into windows
 
 
 def context(config: config_lib.ModelConfig, x_BT: jax.Array, segment_ids: jax.Array | None = None,
-            step: jax.Array | None = None, *, positions: jax.Array | None = None,
+            step: jax.Array | None = None, *, coordinates: jax.Array | None = None,
             windows: jax.Array | None = None) -> Context:
   """Rotary tables and mask ingredients.
 
   x_BT: tokens or the stream [B, T, ...], of which only T is read.
   segment_ids: [B, T]; None: one document a row.
   step: finished updates while training; otherwise those of `config.ramp_step`.
-  positions: [B, T, axes]; by default one axis, 0..T-1, which restarts at every segment.
-  windows: [B, T], as segment_ids, for the layers that see windows.
+  coordinates: [B, T, axes] positions; by default one axis, which restarts at every segment.
+  windows: [B, T] segments of the layers that divide an image into windows.
   """
   if step is None and config.ramp_step >= 0:
     step = float(config.ramp_step)
-  if config.family == 'vit':
+  if config.family == 'vit' or config.positions != 'rotary':
     return Context(segment_ids, None, None, step)
-  if positions is None:
-    positions = in_segments(x_BT.shape[1], segment_ids)[..., None]
+  if coordinates is None:
+    coordinates = positions(x_BT.shape[1], segment_ids)[..., None]
   dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
-  half = config.head_dim // 2
-  ladder = half // 2 if config.family == 'tower' else half  # a tower's axes have the same frequencies each
-  frequencies = jnp.tile(config.rope_base ** (-jnp.arange(ladder, dtype=dtype) / ladder), half // ladder)
-  angles = positions[..., axis_of(config, positions.shape[-1])].astype(dtype) * frequencies
-  return Context(segment_ids, jnp.cos(angles), jnp.sin(angles), step, windows)
-
-
-def in_segments(T: int, segment_ids: jax.Array | None) -> jax.Array:
-  """[B or 1, T]: the place of each token in its segment."""
-  positions = jnp.arange(T)[None]
-  if segment_ids is None:
-    return positions
-  starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
-  return positions - jax.lax.cummax(jnp.where(starts, positions, 0), axis=1)
+  length_B1 = jnp.max(coordinates, axis=(1, 2))[:, None] + 1
+  repeats = 2 if config.family == 'tower' else 1  # rows and columns of patches have the same frequencies
+  turn = rope.rotation(config.rope_base, config.head_dim // 2 // repeats, config.rope_scaling, dtype, length_B1)
+  frequencies = jnp.concatenate([turn.frequencies] * repeats, axis=-1)
+  angles = coordinates[..., axis_of(config, coordinates.shape[-1])].astype(dtype) * frequencies
+  cos, sin = times(jnp.cos(angles), turn.factor), times(jnp.sin(angles), turn.factor)
+  return Context(segment_ids, cos, sin, step, windows)
 
 
 def axis_of(config: config_lib.ModelConfig, axes: int) -> np.ndarray:
-  """[head_dim / 2]: the axis of the positions that each frequency turns by.
+  """[head_dim / 2]: the axis of the coordinates that each frequency turns by; a single axis stands for all.
 
-  With M-RoPE the first frequencies turn by time, then some by height, the rest by width; in a tower half of them by
-  height and half by width. Positions of one axis stand for all.
+  With M-RoPE (arXiv 2409.12191) the first ones turn by time, the next by row, the last by column; in a vision tower half
+  of them by row and half by column.
   """
   half = config.head_dim // 2
   sections = (half // 2,) * 2 if config.family == 'tower' else config.rope_sections
-  if axes == 1 or not sections:
-    return np.zeros(half, int)
-  return np.repeat(np.arange(len(sections)), sections)
+  return np.zeros(half, int) if axes == 1 or not sections else np.repeat(np.arange(len(sections)), sections)
+
+
+def positions(T: int, segment_ids_BT: jax.Array | None) -> jax.Array:
+  """[B or 1, T] int32: 0, 1, ... from the start of each segment."""
+  ids = jnp.arange(T)[None]
+  if segment_ids_BT is None:
+    return ids
+  starts = jnp.pad(segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
+  return ids - jax.lax.cummax(jnp.where(starts, ids, 0), axis=1)
 
 
 def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
@@ -78,22 +78,19 @@ def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
   return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTHh.dtype)
 
 
-def windowed(config: config_lib.ModelConfig, layer: int) -> bool:
-  """Whether a layer sees windows, where there are some."""
-  return not config.window_layers or layer in config.window_layers
+def mask(config: config_lib.ModelConfig, ctx: Context, T: int, layer: int) -> jax.Array:
+  """[B or 1, T, T], True where a query (axis 1) of the layer may see a key (axis 2).
 
-
-def mask(config: config_lib.ModelConfig, ctx: Context, T: int, layer: int = 1) -> jax.Array:
-  """[B or 1, T, T], True where a query (axis 1) may see a key (axis 2).
-
-  Its own document, or window where layer `layer` sees windows; of that, if causal, itself and its past; and of that the last `sliding_window` keys, itself
+  Its own document, or window of an image; of that, if causal, itself and its past; and of that the layer's window of last keys, itself
   included, as transformers counts them.
   """
   ago = jnp.arange(T)[:, None] - jnp.arange(T)
   seen = ago >= (0 if config.causal else -T)
-  if config.sliding_window:
-    seen &= ago < config.sliding_window
-  parts_BT = ctx.segment_ids_BT if ctx.windows_BT is None or not windowed(config, layer) else ctx.windows_BT
+  parts_BT = ctx.segment_ids_BT
+  if config.window(layer) and config.family == 'tower':
+    parts_BT = ctx.windows_BT
+  elif config.window(layer):
+    seen &= ago < config.window(layer)
   if parts_BT is None:
     return seen[None]
   return seen & (parts_BT[:, :, None] == parts_BT[:, None, :])
@@ -132,7 +129,7 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array, ctx: Context, layer: int) -> jax.Array:
-    """layer: 1-based index, for depth-dependent initialisation. Returns [B, T, D]."""
+    """layer: 1-based index, for its window and the initialisation. Returns [B, T, D]."""
     c = self.config
     D, H, K, h = c.d_model, c.num_heads, c.num_kv_heads, c.head_dim
     q = param.matrix(self, 'q', 'in', layer, (D, H, h), ('embed', 'heads', 'head_dim'), D)

@@ -8,7 +8,7 @@ from lns_jax.layers import param
 
 
 class MLP(nn.Module):
-  """f of the MLP sub-layer: W_down (silu(W_gate x) * W_up x), or W_down gelu(W_up x) with the exact (erf) GELU."""
+  """f of the MLP sub-layer: W_down (silu(W_gate x) * W_up x), or W_down gelu(W_up x), exact (erf) or by tanh."""
 
   config: config_lib.ModelConfig
 
@@ -23,5 +23,5 @@ class MLP(nn.Module):
     if 'gate' in hidden:
       hidden_BTF = jax.nn.silu(hidden['gate']) * hidden['up']
     else:
-      hidden_BTF = jax.nn.gelu(hidden['up'], approximate=False)
+      hidden_BTF = jax.nn.gelu(hidden['up'], approximate=self.config.mlp == 'gelu_tanh')
     return param.biased(self, 'down', param.dot('BTF,FD->BTD', hidden_BTF, down), 'norm')

@@ -1,11 +1,12 @@
-"""The Llama family: what lies before and behind the blocks. A family of `lns_jax.models.transformer`."""
+"""The Llama family and GPT-2: what lies before and behind the blocks. A family of `lns_jax.models.transformer`."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from lns_jax import config as config_lib
-from lns_jax.layers import param
+from lns_jax.errors import UserError
+from lns_jax.layers import attention, param
 from lns_jax.models import loss
 
 INPUT = 'tokens'  # what a batch calls the model's input, int32 [B, T]
@@ -24,16 +25,37 @@ class Table(nn.Module):
     return param.matrix(self, 'table', self.role, 0, (c.vocab_size, c.d_model), ('vocab', 'embed'), c.d_model)
 
 
+class Positions(nn.Module):
+  """A [P, D] matrix of learned positions."""
+
+  config: config_lib.ModelConfig
+
+  @nn.compact
+  def __call__(self) -> jax.Array:
+    c = self.config
+    return param.matrix(self, 'table', 'embed', 0, (c.max_positions, c.d_model), ('patch', 'embed'), c.d_model)
+
+
 def ends(config: config_lib.ModelConfig) -> dict[str, nn.Module]:
   """The modules outside the blocks, norms apart; calling one without arguments declares its parameters."""
-  return {'embed': Table(config, 'embed')} | ({} if config.tie_embeddings else {'head': Table(config, 'head')})
+  return ({'embed': Table(config, 'embed')} | ({} if config.tie_embeddings else {'head': Table(config, 'head')})
+          | ({'positions': Positions(config)} if config.positions == 'learned' else {}))
 
 
-def embed(config: config_lib.ModelConfig, params, tokens_BT: jax.Array) -> jax.Array:
-  """[B, T] -> [B, T, D] in the compute type; floats [B, T, D] are embeddings already, as of a model with images."""
-  if jnp.issubdtype(tokens_BT.dtype, jnp.floating):
-    return tokens_BT.astype(param.dtypes(config)[1])
-  return params['embed']['table'][tokens_BT].astype(param.dtypes(config)[1])
+def embed(config: config_lib.ModelConfig, params, tokens_BT: jax.Array, segment_ids_BT=None) -> jax.Array:
+  """[B, T] -> [B, T, D] in the compute type. Raises UserError for more positions than are learned.
+
+  tokens_BT: ids; or rows of the table themselves, floats [B, T, D], among which those of images may stand.
+  """
+  dtype, T = param.dtypes(config)[1], tokens_BT.shape[1]
+  given = jnp.issubdtype(tokens_BT.dtype, jnp.floating)
+  x_BTD = (tokens_BT if given else params['embed']['table'][tokens_BT]).astype(dtype)
+  if config.positions != 'learned':
+    return x_BTD
+  if T > config.max_positions:
+    raise UserError(f'rows of {T} tokens are longer than the {config.max_positions} positions that the model has '
+                    'learned (model.max_positions).')
+  return x_BTD + params['positions']['table'][attention.positions(T, segment_ids_BT)].astype(dtype)
 
 
 def head_table(config: config_lib.ModelConfig, params) -> jax.Array:

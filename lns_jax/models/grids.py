@@ -25,7 +25,7 @@ def in_merge_order(values_hw: np.ndarray, merge: int) -> np.ndarray:
   return values_hw.reshape(h // merge, merge, w // merge, merge, *rest).swapaxes(1, 2).reshape(h * w, *rest)
 
 
-def patch_positions(h: int, w: int, merge: int) -> np.ndarray:
+def patch_coordinates(h: int, w: int, merge: int) -> np.ndarray:
   """[h * w, 2] int32: row and column of each patch."""
   return in_merge_order(np.stack(np.indices((h, w)), axis=-1), merge).astype(np.int32)
 
@@ -36,8 +36,8 @@ def patch_windows(h: int, w: int, merge: int, cells: int) -> np.ndarray:
   return in_merge_order(1 + rows * (-(-w // (merge * cells))) + columns, merge).astype(np.int32)
 
 
-def text_positions(tokens: np.ndarray, segment_ids: np.ndarray, image_id: int, grids: list, merge: int,
-                   row: int) -> np.ndarray:
+def text_coordinates(tokens: np.ndarray, segment_ids: np.ndarray, image_id: int, grids: list, merge: int,
+                     row: int) -> np.ndarray:
   """[T, 3] int32: time, row and column of each token of a row (M-RoPE, arXiv 2409.12191 section 2.1).
 
   Text counts on in all three at once. The cells of an image have one time, and rows and columns that start there; the

@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from lns_jax import config as config_lib
-from lns_jax.layers import attention, schemes
+from lns_jax.layers import schemes
 
 Run = tuple[int, ...]
 
 
 def runs(config: config_lib.ModelConfig) -> list[Run]:
   """Layer ids in maximal runs that one compiled body can serve."""
-  body = lambda l: (schemes.row(config, l), attention.windowed(config, l))
-  return [tuple(ids) for _, ids in itertools.groupby(config.layer_ids, body)]
+  same = lambda l: (schemes.row(config, l), config.window(l))
+  return [tuple(ids) for _, ids in itertools.groupby(config.layer_ids, same)]
 
 
 def run_name(run: Run) -> str:

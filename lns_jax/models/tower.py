@@ -55,7 +55,7 @@ def ends(config: config_lib.ModelConfig) -> dict[str, nn.Module]:
   return {'embed': Embed(config), 'head': Merger(config)}
 
 
-def embed(config: config_lib.ModelConfig, params, patches: jax.Array) -> jax.Array:
+def embed(config: config_lib.ModelConfig, params, patches: jax.Array, segment_ids=None) -> jax.Array:
   """[B, T, numbers] -> [B, T, D] in the compute type. Raises UserError for patches of another size."""
   if patches.shape[-1] != patch_numbers(config):
     raise UserError(f'patches of {patches.shape[-1]} numbers do not fit a tower whose patches have '

@@ -24,7 +24,7 @@ Read = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
 STREAM = ('batch', 'seq', 'stream')  # logical axes of x_BTD
 # Numbers of the draws outside of the blocks: a twin with a part more keeps the draws of the others.
-DRAWS = ('embed', 'final_norm', 'head', 'embed_norm')
+DRAWS = ('embed', 'final_norm', 'head', 'embed_norm', 'positions')
 
 
 FAMILIES = {'decoder': decoder, 'vit': vit, 'tower': tower}
@@ -45,7 +45,7 @@ def inputs(config: config_lib.ModelConfig, batch: Mapping[str, jax.Array]) -> ja
 
 def placement(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
   """What a batch says of where tokens stand and which see each other, as keywords of `attention.context`."""
-  return {name: batch[name] for name in ('segment_ids', 'positions', 'windows') if name in batch}
+  return {name: batch[name] for name in ('segment_ids', 'coordinates', 'windows') if name in batch}
 
 
 def _modules(config: config_lib.ModelConfig) -> dict[str, tuple[nn.Module, tuple]]:
@@ -104,8 +104,7 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
     x_BTD = x_BTD.astype(wide(x_BTD))
     mean = lambda v: jnp.sum(w_BT * jnp.mean(v, axis=-1)) / jnp.sum(w_BT)
     return mean(jnp.square(x_BTD - mean(x_BTD)))
-  x_BTD = embed(config, params, inputs(config, batch))
-  ctx = attention.context(config, x_BTD, **placement(batch))
+  x_BTD, ctx = enter(config, params, inputs(config, batch), **placement(batch))
   def layer(carry, p):
     x_BTD, square = carry
     for sub in schemes.SUBLAYERS:  # the second pass through the block has both factors
@@ -119,12 +118,16 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
   return layout.native(stacked | {'layers': {name: jax.lax.scan(layer, start, of_layers)[1]}}, config)
 
 
-def embed(config: config_lib.ModelConfig, params, tokens: jax.Array) -> jax.Array:
-  """tokens or images -> the stream that enters layer 1, [B, T, D] in the compute type."""
-  x_BTD = family(config).embed(config, params, tokens)
+def enter(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids=None, step=None,
+          **placed) -> tuple[jax.Array, attention.Context]:
+  """tokens or images -> (the stream that enters layer 1, [B, T, D] in the compute type; what every layer shares).
+
+  segment_ids, placed: see `placement`. step: as of `stream`.
+  """
+  x_BTD = family(config).embed(config, params, tokens, segment_ids)
   if schemes.has(config, 'embed_norm'):
     x_BTD = Norm(config).apply({'params': params.get('embed_norm', {})}, x_BTD)
-  return nn.with_logical_constraint(x_BTD, STREAM)
+  return nn.with_logical_constraint(x_BTD, STREAM), attention.context(config, x_BTD, segment_ids, step, **placed)
 
 
 def final_norm(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
@@ -190,16 +193,14 @@ def _scan_run(config, stacked, x_BTD, ctx, run: layout.Run, read: Read):
   return jax.lax.scan(_remat(config, step, in_scan=True), x_BTD, (stacked, vectors))
 
 
-def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids=None, read: Read = lambda out: {},
-           step=None, **placed):
+def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids=None,
+           read: Read = lambda out: {}, step=None, **placed):
   """Embedding and blocks. Returns (stream before the final norm [B, T, D], {0: {'out': embedding}, l: kept}).
 
-  segment_ids, placed: see `placement`. step: finished updates while training, which ProRes' factors grow with; else `config.ramp_step` says.
+  segment_ids, placed: see `placement`.
+  step: finished updates while training, which ProRes' factors grow with; else `config.ramp_step` says.
   """
-  if segment_ids is not None and config.family == 'vit':
-    raise UserError(f'segment_ids divide rows of text; a model of family {config.family} takes none.')
-  x_BTD = embed(config, params, tokens)
-  ctx = attention.context(config, x_BTD, segment_ids, step, **placed)
+  x_BTD, ctx = enter(config, params, tokens, segment_ids, step, **placed)
   kept = {0: read({'out': x_BTD})}
   x_BTD, per_layer = layers(config, params, x_BTD, ctx, read)
   return x_BTD, kept | per_layer
@@ -214,7 +215,7 @@ def before_head(config: config_lib.ModelConfig, params, batch, read: Read = lamb
 def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None, **placed) -> jax.Array:
   """tokens [B, T] -> logits [B, T, V] float32; or images [B, S, S, C] -> logits [B, classes].
 
-  Segment 0 is padding; positions restart at each segment. placed: 'positions' and 'windows' as of `attention.context`.
+  Segment 0 is padding; positions restart at each segment. placed: 'coordinates' and 'windows' as of `attention.context`.
   """
   x_BTD, _ = stream(config, params, tokens, segment_ids, **placed)
   return head(config, params, x_BTD)

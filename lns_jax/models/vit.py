@@ -66,8 +66,10 @@ def patches(config: config_lib.ModelConfig, images: jax.Array) -> jax.Array:
   return x.reshape(-1, (S // P) ** 2, P * P * C)
 
 
-def embed(config: config_lib.ModelConfig, params, images: jax.Array) -> jax.Array:
-  """[B, S, S, C] -> [B, T, D] in the compute type."""
+def embed(config: config_lib.ModelConfig, params, images: jax.Array, segment_ids=None) -> jax.Array:
+  """[B, S, S, C] -> [B, T, D] in the compute type. Raises UserError for images of another shape, or in segments."""
+  if segment_ids is not None:
+    raise UserError('segment_ids divide rows of text; a model of family vit takes none.')
   p, dtype = params['embed'], param.dtypes(config)[1]
   x_BTD = param.dot('BTP,PD->BTD', patches(config, images).astype(dtype), p['patch']) + p['patch_bias'].astype(dtype)
   if config.has_cls:

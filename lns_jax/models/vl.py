@@ -13,7 +13,7 @@ import numpy as np
 
 from lns_jax.config import ModelConfig
 from lns_jax.errors import UserError, nearest
-from lns_jax.models import decoder, grids, transformer
+from lns_jax.models import grids, transformer
 from lns_jax.settings import Section, setting
 
 TOWERS = ('vision', 'text')
@@ -57,7 +57,7 @@ def arrange(config: VLConfig, tokens: np.ndarray, patches: np.ndarray, grid_thw:
     most_patches: length of the tower's rows; 0: that of the longest image.
 
   Returns:
-    'tokens', 'segment_ids' [B, T]; 'positions' [B, T, 3]; 'slots' [N, cells]: the place in [B * T] of each cell, B * T
+    'tokens', 'segment_ids' [B, T]; 'coordinates' [B, T, 3]; 'slots' [N, cells]: the place in [B * T] of each cell, B * T
     of padding; 'vision': the tower's batch, a row an image. All int32, patches float32.
 
   Raises:
@@ -76,25 +76,25 @@ def arrange(config: VLConfig, tokens: np.ndarray, patches: np.ndarray, grid_thw:
     raise UserError(f'{len(patches)} patches and {np.sum(seen)} image tokens do not fit {len(grid_thw)} images, which '
                     f'have {ends[-1] * merge ** 2} patches in {ends[-1]} cells.')
   first = np.searchsorted(ends, np.cumsum(np.concatenate([[0], seen.sum(axis=1)])))  # image of each row
-  positions = [grids.text_positions(tokens[b], segment_ids[b], config.image_id,
-                                    grid_thw[first[b]:first[b + 1], 1:].tolist(), merge, b) for b in range(len(tokens))]
+  coordinates = [grids.text_coordinates(tokens[b], segment_ids[b], config.image_id,
+                                      grid_thw[first[b]:first[b + 1], 1:].tolist(), merge, b) for b in range(len(tokens))]
   longest = max(most_patches, max(cells, default=0) * merge ** 2)
   slots = np.full((len(cells), longest // merge ** 2), tokens.size, np.int32)
   for n, places in enumerate(np.split(np.flatnonzero(seen), ends[1:-1])[:len(cells)]):
     slots[n, :len(places)] = places
-  return {'tokens': tokens, 'segment_ids': segment_ids, 'positions': np.stack(positions), 'slots': slots,
+  return {'tokens': tokens, 'segment_ids': segment_ids, 'coordinates': np.stack(coordinates), 'slots': slots,
           'vision': _tower_batch(config.vision, patches, grid_thw, longest)}
 
 
 def _tower_batch(config: ModelConfig, patches: np.ndarray, grid_thw: np.ndarray, longest: int) -> dict:
   """A row an image, padded to `longest` patches."""
   cells = config.window_size // (config.patch_size * config.merge)
-  rows = {'patches': [], 'positions': [], 'segment_ids': [], 'windows': []}
+  rows = {'patches': [], 'coordinates': [], 'segment_ids': [], 'windows': []}
   at = 0
   for _, h, w in grid_thw.tolist():
     one = np.ones(h * w, np.int32)
     rows['patches'].append(np.asarray(patches[at:at + h * w], np.float32))
-    rows['positions'].append(grids.patch_positions(h, w, config.merge))
+    rows['coordinates'].append(grids.patch_coordinates(h, w, config.merge))
     rows['segment_ids'].append(one)
     rows['windows'].append(grids.patch_windows(h, w, config.merge, cells) if cells else one)
     at += h * w
@@ -109,7 +109,7 @@ def image_embeddings(config: VLConfig, params, vision_batch: Mapping[str, jax.Ar
 
 def text_batch(config: VLConfig, params, batch: Mapping) -> dict:
   """The decoder's batch: embeddings [B, T, D] with the images' in their places as 'tokens', and all else but images."""
-  x_BTD = decoder.embed(config.text, params['text'], batch['tokens'])
+  x_BTD = params['text']['embed']['table'][batch['tokens']]
   if 'patches' in batch['vision']:
     x_BTD = placed(x_BTD, image_embeddings(config, params, batch['vision']), batch['slots'])
   return {k: v for k, v in batch.items() if k not in ('vision', 'slots')} | {'tokens': x_BTD}

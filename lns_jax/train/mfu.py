@@ -15,12 +15,13 @@ PEAK_TFLOPS = {'TPU v3': 123, 'TPU v4': 275, 'TPU v5 lite': 197, 'TPU v5e': 197,
 def visible_keys(config: ModelConfig, T: int) -> float:
   """Mean number of keys that a query in a row of T sees: T, (T + 1) / 2 if causal, fewer within a window of W.
 
-  Of a window the first W queries see 1..W keys and the others W each: W - W (W - 1) / (2 T) on average.
+  Of a window the first W queries see 1..W keys and the others W each: W - W (W - 1) / (2 T) on average. The mean is
+  over layers too, some of which may have no window.
   """
   if not config.causal:
     return T
-  W = min(config.sliding_window or T, T)
-  return W - W * (W - 1) / (2 * T)
+  windows = [min(config.window(l) or T, T) for l in config.layer_ids]
+  return sum(W - W * (W - 1) / (2 * T) for W in windows) / len(windows)
 
 
 def flops_per_token(config: ModelConfig, T: int) -> float:

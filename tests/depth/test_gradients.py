@@ -27,7 +27,7 @@ def text(rows=4):
 
 def mean_loss(config, p, b, added=None):
   """Over all tokens of a batch; added: [L + 1, B, T, D] onto the states."""
-  x = transformer.embed(config, p, b['tokens']) + (0 if added is None else added[0])
+  x = transformer.enter(config, p, b['tokens'])[0] + (0 if added is None else added[0])
   ctx = attention.context(config, x, b['segment_ids'])
   for i, l in enumerate(config.layer_ids):
     x = block.Block(config).apply({'params': p['layers'][str(l)]}, x, ctx, l)[0]

@@ -15,7 +15,7 @@ from tiny import batch, model, params
 def loss_of_order(config, p, b, order):
   """Mean loss with the layers applied in another order, each with its own index."""
   p = layout.unstack(p)
-  x = transformer.embed(config, p, b['tokens'])
+  x = transformer.enter(config, p, b['tokens'])[0]
   ctx = attention.context(config, x, b['segment_ids'])
   for l in order:
     x, _ = block.Block(config).apply({'params': p['layers'][str(l)]}, x, ctx, l)

@@ -29,24 +29,25 @@ def test_positions_restart_at_each_segment():
 
 
 def test_a_query_sees_its_own_past_in_its_own_segment():
-  seen = attention.mask(model(), ctx(5, [1, 1, 2, 2, 0]), 5)[0]
+  seen = attention.mask(model(), ctx(5, [1, 1, 2, 2, 0]), 5, 1)[0]
   np.testing.assert_array_equal(seen, np.array([
       [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]], bool))
-  np.testing.assert_array_equal(attention.mask(model(), ctx(4), 4)[0], np.tril(np.ones((4, 4), bool)))
+  np.testing.assert_array_equal(attention.mask(model(), ctx(4), 4, 1)[0], np.tril(np.ones((4, 4), bool)))
 
 
 def test_a_window_counts_the_query_itself_and_stays_in_its_segment():
-  seen = attention.mask(model(sliding_window=2), ctx(5, [1, 1, 1, 2, 2]), 5)[0]
+  seen = attention.mask(model(sliding_window=2), ctx(5, [1, 1, 1, 2, 2]), 5, 1)[0]
   np.testing.assert_array_equal(seen, np.array([
       [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]], bool))
-  np.testing.assert_array_equal(attention.mask(model(sliding_window=1), ctx(4), 4)[0], np.eye(4, dtype=bool))
-  np.testing.assert_array_equal(attention.mask(model(sliding_window=4), ctx(4), 4), attention.mask(model(), ctx(4), 4))
+  np.testing.assert_array_equal(attention.mask(model(sliding_window=1), ctx(4), 4, 1)[0], np.eye(4, dtype=bool))
+  np.testing.assert_array_equal(
+      attention.mask(model(sliding_window=4), ctx(4), 4, 1), attention.mask(model(), ctx(4), 4, 1))
 
 
 def test_without_a_causal_mask_a_query_sees_its_whole_segment():
-  seen = attention.mask(model(causal=False), ctx(4, [1, 1, 2, 2]), 4)[0]
+  seen = attention.mask(model(causal=False), ctx(4, [1, 1, 2, 2]), 4, 1)[0]
   np.testing.assert_array_equal(seen, np.kron(np.eye(2), np.ones((2, 2))).astype(bool))
-  assert attention.mask(model(causal=False), ctx(3), 3).all()
+  assert attention.mask(model(causal=False), ctx(3), 3, 1).all()
 
 
 def test_clipping():

@@ -292,7 +292,7 @@ def test_a_removed_layer_is_skipped_and_the_others_keep_their_index(loop, scheme
   assert (less.layer_ids, less.num_layers, less.depth) == ((1, 3, 4), 3, 4)
   from lns_jax.layers import attention, block
   ctx = attention.context(config, b['tokens'], b['segment_ids'])
-  x, canonical = transformer.embed(config, p, b['tokens']), layout.unstack(p)
+  x, canonical = transformer.enter(config, p, b['tokens'])[0], layout.unstack(p)
   for l in (1, 3, 4):
     x, _ = block.Block(config).apply({'params': canonical['layers'][str(l)]}, x, ctx, l)
   np.testing.assert_allclose(forward(less, q, b), transformer.head(config, p, x), atol=1e-5)

@@ -180,7 +180,7 @@ def test_patches_are_in_rows_and_flattened_by_row_column_channel():
 def test_embedding_is_the_projection_with_bias_after_cls_plus_positions():
   config = model()
   p, b = params(config), batch(config)
-  e, found = p['embed'], np.asarray(transformer.embed(config, p, b['images']))
+  e, found = p['embed'], np.asarray(transformer.enter(config, p, b['images'])[0])
   np.testing.assert_allclose(found[:, 0], np.broadcast_to(e['cls'] + e['positions'][0], (8, 16)), atol=1e-6)
   last = b['images'][:, 2:, 2:].reshape(8, 4) @ np.asarray(e['patch']) + e['patch_bias'] + e['positions'][4]
   np.testing.assert_allclose(found[:, 4], last, atol=1e-5)

@@ -13,7 +13,7 @@ from tiny import model
 def test_visible_keys_are_those_that_the_mask_shows(settings):
   config = model(**settings)
   ctx = attention.context(config, np.zeros((1, 16), np.int32), None)
-  shown = np.asarray(attention.mask(config, ctx, 16)[0]).sum(-1).mean()
+  shown = np.asarray(attention.mask(config, ctx, 16, 1)[0]).sum(-1).mean()
   assert mfu.visible_keys(config, 16) == pytest.approx(shown, rel=1e-12)
 
 
