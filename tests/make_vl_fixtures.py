@@ -88,6 +88,6 @@ def fixtures(seed: int):
   """(name, arrays, how to read them) of each fixture."""
   meta = dict(text=TEXT, vision=VISION, rope=ROPE, ids=IDS)
   found = reference(build(seed, tie=False), seed)
-  states = {k: found.pop(k) for k in ('vision_states', 'text_states')}
+  states = {k: found.pop(k) for k in ('vision_states', 'text_states', 'images', 'logits')}
   yield 'qwen2_5_vl', found, meta
   yield 'qwen2_5_vl_states', states, {}
