@@ -232,6 +232,14 @@ def _byte_alphabet() -> list[str]:
   return [chars[b] for b in range(256)]
 
 
+FILES = ('tokenizer.json', 'tokenizer.model')
+
+
+def is_in(folder) -> bool:
+  """Whether a folder holds the file of a tokenizer."""
+  return any((pathlib.Path(folder) / name).is_file() for name in FILES)
+
+
 def load(path) -> Tokenizer:
   """Reads a tokenizer from `tokenizer.json`, a SentencePiece `.model`, or a folder that holds one of them.
 

@@ -10,6 +10,7 @@ from lns_jax import config as config_lib
 from lns_jax import files
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
+from lns_jax.interop import hf, weights
 from lns_jax.layers import schemes
 from lns_jax.models import layout
 from lns_jax.train import checkpoint
@@ -30,22 +31,52 @@ def _checkpoints(workdir) -> pathlib.Path:
   return folder
 
 
+def is_run(path) -> bool:
+  """Whether `path` is a run folder of this package."""
+  return (files.absolute(path) / 'checkpoints').is_dir()
+
+
 def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: str | None = None):
   """Opens a model.
 
   Args:
-    path: run folder of this package.
-    step: checkpoint to open; the newest sound one by default.
+    path: run folder of this package, Hugging Face folder, or .gguf file.
+    step: checkpoint of a run to open; the newest sound one by default.
     dtype: type that the parameters are cast to, learned factors apart, which stay float32; as saved by default.
     sharding: where they are placed: one for all, or a tree; the default device by default.
-    scheme: norm placement of weights that do not say theirs; a run folder does, so that another one is refused.
+    scheme: norm placement of weights that do not say theirs (those of the paper's code call themselves plain Llama);
+      a run folder does, so that another one is refused.
 
   Returns:
-    (ModelConfig, parameters in the layout of its loop, tokenizer; None of a model of images).
+    (ModelConfig, parameters in the layout of its loop, tokenizer; None of a model of images, or where there is none).
 
   Raises:
-    UserError: there is no model at `path`, it is damaged, or its scheme is not `scheme`.
+    UserError: there is no model at `path`, it is damaged or not understood, or its scheme is not `scheme`.
   """
+  if is_run(path):
+    return _load_run(path, step, dtype, sharding, scheme)
+  if step is not None:
+    raise UserError(f'{path} is not a run folder, so that it has no step {step}.')
+  opened = _open(path)
+  config, params = hf.read(opened, scheme=scheme, dtype=dtype, sharding=sharding)
+  tokenizer = opened.tokenizer()
+  if tokenizer is not None and config.family != 'vit':
+    tokenizers.check_vocab(tokenizer, config.vocab_size)
+  return config, params, tokenizer
+
+
+def _open(path) -> weights.Weights:
+  """A model that is not a run's."""
+  where = files.absolute(path)
+  if not where.exists():
+    raise UserError(f'there is nothing at {path}; give a run folder, a Hugging Face folder or a .gguf file.')
+  if where.is_dir() and not (where / 'config.json').exists():
+    raise UserError(f'{path} is neither a run folder, which has checkpoints, nor a Hugging Face folder, which has a '
+                    'config.json.')
+  return weights.open(path)
+
+
+def _load_run(path, step: int | None, dtype, sharding, scheme: str | None):
   step, run_config = load_run_config(path, step)
   config = run_config.model
   if schemes.grows(config):

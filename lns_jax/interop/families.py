@@ -1,0 +1,195 @@
+"""What a model_type of Hugging Face means in our settings: config.json -> ModelConfig, and back.
+
+Defaults of missing fields are those of the architecture, as transformers has them.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from lns_jax.config import BIASES, ModelConfig, RopeScaling
+from lns_jax.errors import UserError, nearest
+from lns_jax.interop import names
+from lns_jax.interop.fields import Fields
+from lns_jax.layers import rope
+
+Settings = dict  # of ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """One model_type.
+
+  Attributes:
+    ours: fields -> settings of ModelConfig.
+    rows: how tensors are called.
+    prefixes: what the names may begin with instead of the first of these.
+    extras: parts of names of tensors that stand for nothing.
+    theirs: settings -> the fields of config.json; None: a model of ours does not leave as this type.
+    architecture: the class that config.json names.
+  """
+
+  ours: Callable[[Fields], Settings]
+  rows: list[names.Entry]
+  prefixes: tuple[str, ...] = ('model.', '')
+  extras: tuple[str, ...] = ('rotary_emb.inv_freq',)
+  theirs: Callable[[ModelConfig], dict] | None = None
+  architecture: str = ''
+
+
+def _bias(attn: tuple[str, ...], mlp: bool) -> str:
+  wanted = (*attn, *(('gate', 'up', 'down') if mlp else ()))
+  return next(name for name, parts in BIASES.items() if parts == wanted)
+
+
+def _scaling(f: Fields, max_positions: int) -> tuple[float, RopeScaling]:
+  """(base, scaling) from rope_theta and rope_scaling, or from rope_parameters, which newer files have instead."""
+  base = f.number('rope_theta', 10000.0, float)
+  name = 'rope_parameters' if f.take('rope_parameters') else 'rope_scaling'
+  values = dict(f.take(name, {}))
+  if float(values.pop('partial_rotary_factor', None) or f.take('partial_rotary_factor', 1.0)) != 1:
+    raise f.refused(name, 'every number of a head must be turned, a partial_rotary_factor of 1')
+  base = float(values.pop('rope_theta', None) or base)
+  kind = values.pop('rope_type', None) or values.get('type', 'default')
+  values.pop('type', None)
+  if kind == 'default':
+    return base, RopeScaling()
+  if kind == 'mrope' or kind not in rope.KINDS:
+    raise f.refused(name, f'the kinds of scaling are default, {", ".join(rope.KINDS[1:])}')
+  original = f.take('original_max_position_embeddings') or values.pop('original_max_position_embeddings', None)
+  if kind == 'dynamic':
+    original = max_positions
+  if kind in ('yarn', 'longrope') and values.get('factor') is None:
+    values['factor'] = max_positions / (original or max_positions)
+  known = {n.name for n in dataclasses.fields(RopeScaling)}
+  unknown = sorted(n for n, v in values.items() if n not in known and v is not None)
+  if unknown:
+    raise f.refused(name, f'its field {unknown[0]!r} is not known{nearest(unknown[0], known)}')
+  given = {n: tuple(map(float, v)) if isinstance(v, list) else v if isinstance(v, bool) else float(v)
+           for n, v in values.items() if v is not None}
+  return base, RopeScaling(**given, kind=kind, original_length=int(original or max_positions))
+
+
+def _windows(f: Fields, size: int, first: int, layers: int) -> Settings:
+  """A window of `size` keys in the layers from position `first` on, unless layer_types says in which."""
+  types = f.take('layer_types') or ['sliding_attention' if i >= first else 'full_attention' for i in range(layers)]
+  if len(types) != layers or set(types) - {'sliding_attention', 'full_attention'}:
+    raise f.refused('layer_types', f'it names sliding_attention or full_attention for each of {layers} layers')
+  with_window = tuple(i + 1 for i, kind in enumerate(types) if kind == 'sliding_attention')
+  if not size or not with_window:
+    return {}
+  return {'sliding_window': size, 'window_layers': () if len(with_window) == layers else with_window}
+
+
+def _decoder(f: Fields, kv_heads: int | None = None, eps: float = 1e-6) -> Settings:
+  """What the Llama-like families have in common."""
+  f.only('hidden_act', ('silu', 'swish'), 'silu')
+  heads, d_model = f.number('num_attention_heads'), f.number('hidden_size')
+  max_positions = f.number('max_position_embeddings', 2048)
+  base, scaling = _scaling(f, max_positions)
+  return {
+      'vocab_size': f.number('vocab_size'), 'd_model': d_model, 'd_ff': f.number('intermediate_size'),
+      'num_layers': f.number('num_hidden_layers'), 'num_heads': heads,
+      'num_kv_heads': f.number('num_key_value_heads', kv_heads or heads),
+      'head_dim': f.number('head_dim', d_model // heads), 'max_positions': max_positions,
+      'norm_eps': f.number('rms_norm_eps', eps, float), 'rope_base': base, 'rope_scaling': scaling,
+      'tie_embeddings': bool(f.take('tie_word_embeddings', False))}
+
+
+def _llama(f: Fields) -> Settings:
+  attn = tuple('qkvo') if f.take('attention_bias', False) else ()
+  return _decoder(f) | {'bias': _bias(attn, f.take('mlp_bias', False))}
+
+
+def _mistral(f: Fields) -> Settings:
+  window = f.given('sliding_window', 4096) or 0
+  found = _decoder(f, kv_heads=8)
+  return found | _windows(f, window, 0, found['num_layers'])
+
+
+def _qwen_windows(f: Fields, layers: int) -> Settings:
+  """Two gates: use_sliding_window switches all windows, max_window_layers counts the lower layers without one."""
+  size, first = f.take('sliding_window', 4096), f.take('max_window_layers', 28)
+  return _windows(f, size if f.take('use_sliding_window', False) else 0, first, layers)
+
+
+def _qwen2(f: Fields) -> Settings:
+  found = _decoder(f, kv_heads=32)
+  f.only('attention_bias', (True,), True)  # it has no such field and always has the biases
+  return found | _qwen_windows(f, found['num_layers']) | {'bias': 'qkv'}
+
+
+def _qwen3(f: Fields) -> Settings:
+  found = _decoder(f, kv_heads=32) | {'head_dim': f.number('head_dim', 128), 'qk_norm': 'head'}
+  attn = tuple('qkvo') if f.take('attention_bias', False) else ()
+  return found | _qwen_windows(f, found['num_layers']) | {'bias': _bias(attn, False)}
+
+
+def _olmo(f: Fields) -> Settings:
+  attn = tuple('qkvo') if f.take('attention_bias', False) else ()
+  return _decoder(f) | {'norm': 'nonparametric_layernorm', 'norm_eps': 1e-5, 'bias': _bias(attn, False),
+                        'clip_qkv': float(f.take('clip_qkv', 0.0))}
+
+
+def _olmo2(f: Fields) -> Settings:
+  attn = tuple('qkvo') if f.take('attention_bias', False) else ()
+  return _decoder(f, eps=1e-5) | {'qk_norm': 'full', 'scheme': 'res_norm', 'bias': _bias(attn, False)}
+
+
+_GELUS = {'gelu': 'gelu', 'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh'}
+
+
+def _gpt2(f: Fields) -> Settings:
+  f.only('scale_attn_weights', (True,), True)
+  f.only('scale_attn_by_inverse_layer_idx', (False,), False)
+  f.only('add_cross_attention', (False,), False)
+  d_model = f.number('n_embd', 768)
+  return {
+      'vocab_size': f.number('vocab_size', 50257), 'd_model': d_model, 'd_ff': f.number('n_inner', 4 * d_model),
+      'num_layers': f.number('n_layer', 12), 'num_heads': f.number('n_head', 12), 'norm': 'layernorm',
+      'norm_eps': f.number('layer_norm_epsilon', 1e-5, float), 'positions': 'learned',
+      'max_positions': f.number('n_positions', 1024), 'bias': 'all',
+      'mlp': _GELUS[f.only('activation_function', _GELUS, 'gelu_new')],
+      'tie_embeddings': bool(f.take('tie_word_embeddings', True))}
+
+
+def _vit(f: Fields) -> Settings:
+  f.only('hidden_act', ('gelu',), 'gelu')
+  f.only('qkv_bias', (True,), True)
+  f.only('encoder_stride', (16, f.take('encoder_stride', 16)), 16)  # of the masked-image decoder alone
+  labels = f.take('id2label') or {}
+  return {
+      'family': 'vit', 'causal': False, 'image_size': f.number('image_size', 224), 'patch_size': f.number('patch_size', 16),
+      'channels': f.number('num_channels', 3), 'num_classes': len(labels) or f.number('num_labels', 2),
+      'd_model': f.number('hidden_size', 768), 'd_ff': f.number('intermediate_size', 3072),
+      'num_layers': f.number('num_hidden_layers', 12), 'num_heads': f.number('num_attention_heads', 12),
+      'norm': 'layernorm', 'norm_eps': f.number('layer_norm_eps', 1e-12, float), 'mlp': 'gelu', 'bias': 'all'}
+
+
+FAMILIES = {
+    'llama': Family(_llama, names.LLAMA, architecture='LlamaForCausalLM'),
+    'mistral': Family(_mistral, names.LLAMA, architecture='MistralForCausalLM'),
+    'qwen2': Family(_qwen2, names.LLAMA, architecture='Qwen2ForCausalLM'),
+    'qwen3': Family(_qwen3, names.LLAMA, architecture='Qwen3ForCausalLM'),
+    'olmo': Family(_olmo, names.LLAMA, architecture='OlmoForCausalLM'),
+    'olmo2': Family(_olmo2, names.LLAMA, architecture='Olmo2ForCausalLM'),
+    'gpt2': Family(_gpt2, names.GPT2, ('transformer.', ''), ('attn.bias', 'attn.masked_bias'),
+                   architecture='GPT2LMHeadModel'),
+    'vit': Family(_vit, names.VIT, ('vit.', ''), ('pooler.dense',), architecture='ViTForImageClassification'),
+}
+
+
+def of(config: dict, where) -> tuple[Family, Settings]:
+  """The family and the settings that a config.json stands for.
+
+  Raises UserError for an unknown model_type, and for a field that is missing, not understood or not known.
+  """
+  kind = config.get('model_type')
+  if kind not in FAMILIES:
+    raise UserError(f'{where}: model_type = {kind!r} is not known; known are {", ".join(FAMILIES)}.')
+  if config.get('quantization_config'):
+    raise UserError(f'{where}: quantization_config is not supported; give the folder with the weights as they were '
+                    'before, or a .gguf file.')
+  family, fields = FAMILIES[kind], Fields(config, where)
+  settings = family.ours(fields)
+  fields.finish()
+  return family, settings

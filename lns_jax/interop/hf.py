@@ -1,0 +1,97 @@
+"""Models that others have stored, as ours: one tensor at a time, each placed before the next is read."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lns_jax.config import ModelConfig
+from lns_jax.errors import UserError
+from lns_jax.interop import families, names
+from lns_jax.interop.weights import Weights
+from lns_jax.layers import schemes
+
+RECORD = 'lns_jax'  # the field of config.json in which an export says what was folded, see `fold`
+
+
+def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=None) -> tuple[ModelConfig, dict]:
+  """(settings, parameters with one entry a layer).
+
+  Args:
+    weights: an opened folder or file.
+    scheme: norm placement of weights that do not say theirs: those of the paper's code call themselves plain Llama.
+    dtype: type that parameters are cast to, learned factors apart; as stored by default.
+    sharding: where they are placed: one for all, or a tree; the default device by default.
+
+  Raises:
+    UserError: a field of config.json is not understood; a tensor is missing, misshapen, or one that no part of the
+      model stands for.
+  """
+  where = weights.path / 'config.json' if weights.path.is_dir() else weights.path
+  family, settings = families.of(weights.config, where)
+  config = ModelConfig(**settings | ({} if scheme is None else {'scheme': scheme}))
+  entries = names.table(config, family.rows)
+  prefix = _prefix(weights, family)
+  stored = {e.ours: _stored(e.theirs, prefix, family) for e in entries}
+  _check(weights, config, entries, stored, family)
+  _check_tie(weights, config, stored, prefix, family)
+  return config, _params(weights, config, entries, stored, dtype, sharding)
+
+
+def _prefix(weights: Weights, family: families.Family) -> str:
+  """What the names begin with, in place of the first of the family's prefixes."""
+  usual, *others = family.prefixes
+  return next((p for p in (usual, *others) if p and any(n.startswith(p) for n in weights.shapes)), others[-1])
+
+
+def _stored(name: str, prefix: str, family: families.Family) -> str:
+  usual = family.prefixes[0]
+  return prefix + name.removeprefix(usual) if name.startswith(usual) else name
+
+
+def _check(weights: Weights, config: ModelConfig, entries, stored: dict[str, str], family: families.Family):
+  """Refuses missing, misshapen and unknown tensors, each by name."""
+  parts = {}
+  for e, shape in zip(entries, names.shapes(config).values()):
+    wanted = jax.eval_shape(lambda x, e=e: e.write(x, config), shape).shape
+    parts.setdefault(stored[e.ours], []).append((*wanted[:-1], wanted[-1] * e.part[1]))
+  for name, wanted in parts.items():
+    if name not in weights.shapes:
+      raise UserError(f'{weights.path} has no tensor {name}, which its config.json asks for.')
+    if weights.shapes[name] != wanted[0]:
+      raise UserError(f'{weights.path}: tensor {name} has shape {list(weights.shapes[name])}, where config.json asks '
+                      f'for {list(wanted[0])}.')
+  tied = ('lm_head.weight',) if config.family == 'decoder' and config.tie_embeddings else ()
+  extra = sorted(n for n in weights.shapes if n not in parts and n not in tied
+                 and not any(n.endswith(e) or f'{e}.' in n for e in family.extras))
+  if extra:
+    more = f' and {len(extra) - 1} more' if extra[1:] else ''
+    raise UserError(f'{weights.path} has a tensor {extra[0]}{more} that no part of a {weights.config["model_type"]} '
+                    'stands for.')
+
+
+def _check_tie(weights: Weights, config: ModelConfig, stored, prefix: str, family: families.Family):
+  """Refuses a head of its own in a model whose config says that the embedding is the head."""
+  if config.family != 'decoder' or not config.tie_embeddings or 'lm_head.weight' not in weights.shapes:
+    return
+  if not np.array_equal(weights.get('lm_head.weight'), weights.get(stored['embed/table'])):
+    raise UserError(f'{weights.path}: config.json says tie_word_embeddings, but lm_head.weight is not the embedding; '
+                    'set it to false to use the head.')
+
+
+def _params(weights: Weights, config: ModelConfig, entries, stored: dict[str, str], dtype, sharding) -> dict:
+  """The tree, each leaf cast and placed as soon as it is read."""
+  placed = {}
+  places = None if sharding is None or isinstance(sharding, jax.sharding.Sharding) else names.flat(sharding)
+  by_tensor = {}
+  for e in entries:
+    by_tensor.setdefault(stored[e.ours], []).append(e)
+  for name, of_tensor in by_tensor.items():
+    tensor = weights.get(name)
+    for e in of_tensor:
+      leaf = e.read(tensor, config)
+      kind = None if e.ours.rpartition('/')[2] in schemes.LEARNED else dtype
+      leaf = np.ascontiguousarray(leaf if kind is None else leaf.astype(jnp.dtype(kind)))
+      placed[e.ours] = jax.device_put(leaf, sharding if places is None else places[e.ours]).block_until_ready()
+  return names.nested(placed)
