@@ -15,7 +15,7 @@ ALLOWED = {
     'advice': {'config', 'layers.schemes', 'layers.init'},
     'presets': {'config', 'errors'},
     'layers': {'config', 'errors'},
-    'models': {'config', 'errors', 'layers'},
+    'models': {'config', 'errors', 'settings', 'layers'},
     'sharding': {'config', 'errors', 'layers', 'models'},
     'data': {'config', 'errors', 'files'},
     'depth': {'config', 'errors', 'files', 'layers', 'models'},

@@ -3,11 +3,10 @@
 import functools
 
 import jax.numpy as jnp
-from flax import traverse_util
 
 import hf_fixtures
 from lns_jax.config import ModelConfig
-from lns_jax.interop import vl_names
+from lns_jax.interop import names, vl_families
 from lns_jax.models import layout, vl
 
 
@@ -39,6 +38,6 @@ def model(**changes):
   ours, arrays = config(**changes), reference()
   theirs = lambda name: jnp.asarray(arrays[f'weight/{name}'])
   text = hf_fixtures.tree(ours.text, lambda n: theirs(n.replace('model.', 'model.language_model.', 1)))
-  leaves = {leaf.ours: leaf.ours_of(theirs(f'model.visual.{leaf.theirs}')) for leaf in vl_names.leaves(ours.vision)}
-  vision = traverse_util.unflatten_dict(leaves, sep='/')
+  rows = names.table(ours.vision, vl_families.FAMILIES[vl_families.VISION].rows)
+  vision = names.nested({e.ours: e.read(theirs(f'model.{e.theirs}'), ours.vision) for e in rows})
   return ours, {'vision': layout.native(vision, ours.vision), 'text': layout.native(text, ours.text)}

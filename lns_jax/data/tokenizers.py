@@ -62,6 +62,10 @@ class Tokenizer(abc.ABC):
     """Ids of one text as int32 [n], without special tokens."""
     return self.encode_batch([text])[0]
 
+  def id_of(self, token: str) -> int | None:
+    """The id of a special token by its text; None: there is none."""
+    return None
+
   @functools.cached_property
   def token_bytes(self) -> np.ndarray:
     """int32 [V]: UTF-8 bytes each token stands for, 0 for special tokens.
@@ -129,6 +133,9 @@ class HFTokenizer(Tokenizer):
 
   def decode(self, ids: Sequence[int]) -> str:
     return self._inner.decode([int(i) for i in ids], skip_special_tokens=True)
+
+  def id_of(self, token: str) -> int | None:
+    return next((i for i, text in self._special.items() if text == token), None)
 
   def _bytes_of(self, token: int) -> int:
     piece = self._inner.id_to_token(token)

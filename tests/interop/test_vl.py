@@ -1,0 +1,152 @@
+"""Opening a Qwen2.5-VL: both ways in which its tensors are named and its settings are written."""
+
+import copy
+import json
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import hf_fixtures
+import lns_jax
+import vl_tiny
+from lns_jax.data import pictures
+from lns_jax.errors import UserError
+from lns_jax.interop import vl
+from lns_jax.models import vl as vl_model
+
+
+def newer() -> dict:
+  """config.json as transformers 5 writes it."""
+  meta = hf_fixtures.fixture('qwen2_5_vl')[0]
+  rope = {'rope_type': 'default', **meta['rope']}
+  text = meta['text'] | {'model_type': 'qwen2_5_vl_text', 'rope_parameters': rope, 'use_sliding_window': False,
+                         'sliding_window': None, 'layer_types': ['full_attention'] * 2, 'vision_token_id': 7}
+  vision = meta['vision'] | {'model_type': 'qwen2_5_vl_vision', 'tokens_per_second': 4,
+                             'rope_parameters': {'rope_type': 'axial', 'rope_theta': 10000.0}}
+  return {'model_type': 'qwen2_5_vl', 'architectures': ['Qwen2_5_VLForConditionalGeneration'], 'text_config': text,
+          'vision_config': vision, 'tie_word_embeddings': False, 'dtype': 'float32', **meta['ids']}
+
+
+def older() -> dict:
+  """config.json as published in 2025: the decoder's fields beside those of the whole."""
+  meta = hf_fixtures.fixture('qwen2_5_vl')[0]
+  vision = {'in_chans': 3, 'spatial_patch_size': 2, **meta['vision']}
+  del vision['in_channels']
+  return {'model_type': 'qwen2_5_vl', 'vision_config': vision, **meta['text'], **meta['ids'], 'use_sliding_window': False,
+          'sliding_window': 32768, 'max_window_layers': 2, 'rope_theta': meta['rope']['rope_theta'],
+          'rope_scaling': {'type': 'mrope', 'mrope_section': meta['rope']['mrope_section']}, 'torch_dtype': 'bfloat16',
+          'tie_word_embeddings': False, 'vision_token_id': 44}
+
+
+def tensors(names='newer') -> dict[str, np.ndarray]:
+  found = {n.removeprefix('weight/'): x for n, x in hf_fixtures.fixture('qwen2_5_vl')[1].items() if n.startswith('weight/')}
+  if names == 'newer':
+    return found
+  return {n.replace('model.visual.', 'visual.').replace('model.language_model.', 'model.'): x for n, x in found.items()}
+
+
+def write(folder, config, arrays):
+  folder.mkdir(exist_ok=True)
+  (folder / 'config.json').write_text(json.dumps(config))
+  safetensors.numpy.save_file(arrays, folder / 'model.safetensors')
+  return folder
+
+
+@pytest.mark.parametrize('config, names', [(newer(), 'newer'), (older(), 'older'), (newer(), 'older')])
+def test_settings_and_every_tensor_are_read(tmp_path, config, names):
+  ours, params, tokenizer = vl.load(write(tmp_path / 'm', config, tensors(names)))
+  wanted, leaves = vl_tiny.model()
+  for tower in vl_model.TOWERS:
+    found, expected = getattr(ours, tower), getattr(wanted, tower)
+    for name in vars(expected):
+      if name not in ('precision', 'max_positions'):
+        assert getattr(found, name) == getattr(expected, name), (tower, name)
+  assert (ours.image_id, ours.video_id, ours.start_id, ours.end_id) == (40, 41, 42, 43) and tokenizer is None
+  jax.tree.map(np.testing.assert_array_equal, params, leaves)
+
+
+def test_a_tied_head_is_the_embedding(tmp_path):
+  arrays = tensors()
+  del arrays['lm_head.weight']
+  _, params, _ = vl.load(write(tmp_path / 'm', newer() | {'tie_word_embeddings': True}, arrays))
+  assert 'head' not in params['text']
+  with pytest.raises(UserError, match='no tensor lm_head.weight'):
+    vl.load(write(tmp_path / 'm', newer(), arrays))
+
+
+def changed(config, path, value):
+  config = copy.deepcopy(config)
+  *above, last = path
+  node = config
+  for name in above:
+    node = node[name]
+  node[last] = value
+  return config
+
+
+@pytest.mark.parametrize('path, value, words', [
+    (('vision_config', 'hidden_act'), 'gelu', ['hidden_act', "'silu'"]),
+    (('vision_config', 'new_field'), 3, ['new_field']),
+    (('vision_config', 'rope_parameters'), {'rope_type': 'yarn'}, ['rope_parameters', 'axial']),
+    (('vision_config', 'out_hidden_size'), 20, ['visual.merger.mlp.2.weight', '[24, 64]', '[20, 64]']),
+    (('vision_config', 'window_size'), 3, ['model.window_size = 3', '4']),
+    (('text_config', 'new_field'), 3, ['new_field']),
+    (('text_config', 'rope_parameters'), {'rope_type': 'default', 'rope_theta': 1e4}, ['mrope_section']),
+    (('text_config', 'rope_parameters'), {'rope_type': 'default', 'mrope_section': [2, 1, 2]}, ['(2, 1, 2)', '4']),
+    (('new_field',), 3, ['new_field']),
+    (('model_type',), 'qwen3_vl', ['qwen3_vl', 'qwen2_5_vl']),
+    (('vision_config',), None, ['vision_config']),
+])
+def test_a_setting_that_would_change_the_model_is_refused_by_name(tmp_path, path, value, words):
+  with pytest.raises(UserError) as e:
+    vl.load(write(tmp_path / 'm', changed(newer(), path, value), tensors()))
+  assert all(w in str(e.value) for w in words), e.value
+
+
+def test_windows_are_as_the_file_says(tmp_path):
+  folder = write(tmp_path / 'm', changed(newer(), ('vision_config', 'fullatt_block_indexes'), [0, 1, 2]), tensors())
+  assert [vl.load(folder)[0].vision.window(l) for l in (1, 2, 3)] == [0, 0, 0]
+  folder = write(tmp_path / 'm', changed(newer(), ('vision_config', 'fullatt_block_indexes'), []), tensors())
+  assert [vl.load(folder)[0].vision.window(l) for l in (1, 2, 3)] == [8, 8, 8]
+
+
+@pytest.mark.parametrize('change, words', [
+    ({'drop': 'model.visual.blocks.1.attn.qkv.bias'}, ['no tensor visual.blocks.1.attn.qkv.bias']),
+    ({'drop': 'model.language_model.layers.1.mlp.up_proj.weight'}, ['no tensor model.layers.1.mlp.up_proj.weight']),
+    ({'name': 'model.visual.blocks.1.attn.qkv.weight', 'shape': (32, 16)}, ['[32, 16]', '[48, 16]']),
+    ({'name': 'model.visual.blocks.3.norm1.weight', 'shape': (16,)}, ['visual.blocks.3.norm1.weight']),
+    ({'name': 'encoder.weight', 'shape': (16,)}, ['encoder.weight']),
+])
+def test_a_tensor_that_is_missing_misshapen_or_unknown_is_named(tmp_path, change, words):
+  arrays = tensors()
+  if 'drop' in change:
+    del arrays[change['drop']]
+  else:
+    arrays[change['name']] = np.zeros(change['shape'], np.float32)
+  with pytest.raises(UserError) as e:
+    vl.load(write(tmp_path / 'm', newer(), arrays))
+  assert all(w in str(e.value) for w in words), e.value
+
+
+def test_the_plain_load_says_what_opens_it(tmp_path):
+  with pytest.raises(UserError, match='lns_jax.interop.vl.load'):
+    lns_jax.load(write(tmp_path / 'm', newer(), tensors()))
+
+
+def test_pictures_are_prepared_as_the_folder_says(tmp_path):
+  config = vl_tiny.config()
+  assert vl.processor(tmp_path, config).max_pixels == pictures.Processor().max_pixels
+  file = tmp_path / 'preprocessor_config.json'
+  file.write_text(json.dumps({'min_pixels': 64, 'max_pixels': 4096, 'patch_size': 2, 'image_mean': [0.5, 0.4, 0.3]}))
+  found = vl.processor(tmp_path, config)
+  assert (found.min_pixels, found.max_pixels, found.patch_size, found.mean) == (64, 4096, 2, (0.5, 0.4, 0.3))
+  assert vl.processor(tmp_path, config, max_pixels=1024).max_pixels == 1024
+  file.write_text(json.dumps({'size': {'shortest_edge': 64, 'longest_edge': 2048}}))
+  assert (vl.processor(tmp_path, config).min_pixels, vl.processor(tmp_path, config).max_pixels) == (64, 2048)
+  for values, word in (({'resample': 2}, 'resample'), ({'patch_size': 14}, 'patch_size'), ({'do_normalize': False}, 'do_normalize'),
+                       ({'rescale_factor': 0.5}, 'rescale_factor')):
+    file.write_text(json.dumps(values))
+    with pytest.raises(UserError, match=word):
+      vl.processor(tmp_path, config)
