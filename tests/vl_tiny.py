@@ -1,8 +1,11 @@
 """The tiny Qwen2.5-VL of tests/fixtures/qwen2_5_vl*.npz as ours."""
 
 import functools
+import json
 
 import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
 
 import hf_fixtures
 from lns_jax.config import ModelConfig
@@ -41,3 +44,42 @@ def model(**changes):
   rows = names.table(ours.vision, vl_families.FAMILIES[vl_families.VISION].rows)
   vision = names.nested({e.ours: e.read(theirs(f'model.{e.theirs}'), ours.vision) for e in rows})
   return ours, {'vision': layout.native(vision, ours.vision), 'text': layout.native(text, ours.text)}
+
+
+def newer() -> dict:
+  """config.json as transformers 5 writes it."""
+  meta = hf_fixtures.fixture('qwen2_5_vl')[0]
+  rope = {'rope_type': 'default', **meta['rope']}
+  text = meta['text'] | {'model_type': 'qwen2_5_vl_text', 'rope_parameters': rope, 'use_sliding_window': False,
+                         'sliding_window': None, 'layer_types': ['full_attention'] * 2, 'vision_token_id': 7}
+  vision = meta['vision'] | {'model_type': 'qwen2_5_vl_vision', 'tokens_per_second': 4,
+                             'rope_parameters': {'rope_type': 'axial', 'rope_theta': 10000.0}}
+  return {'model_type': 'qwen2_5_vl', 'architectures': ['Qwen2_5_VLForConditionalGeneration'], 'text_config': text,
+          'vision_config': vision, 'tie_word_embeddings': False, 'dtype': 'float32', **meta['ids']}
+
+
+def tensors(names='newer') -> dict[str, np.ndarray]:
+  found = {n.removeprefix('weight/'): x for n, x in hf_fixtures.fixture('qwen2_5_vl')[1].items() if n.startswith('weight/')}
+  if names == 'newer':
+    return found
+  return {n.replace('model.visual.', 'visual.').replace('model.language_model.', 'model.'): x for n, x in found.items()}
+
+
+def write(folder, *, vocab: int = 0, first_id: int = 0, spread: float = 0.0):
+  """A Hugging Face folder of the fixture's model; with `vocab` another table and head, and ids from first_id on."""
+  settings, arrays = newer(), tensors()
+  if vocab:
+    rng = np.random.default_rng(0)
+    for name in ('model.language_model.embed_tokens.weight', 'lm_head.weight'):
+      arrays[name] = (spread * rng.standard_normal((vocab, arrays[name].shape[1]))).astype(np.float32)
+    settings['text_config']['vocab_size'] = vocab
+    settings |= {name: first_id + n for n, name in enumerate(hf_fixtures.fixture('qwen2_5_vl')[0]['ids'])}
+  return save(folder, settings, arrays)
+
+
+def save(folder, settings: dict, arrays: dict):
+  """A Hugging Face folder of a config.json and tensors."""
+  folder.mkdir(exist_ok=True)
+  (folder / 'config.json').write_text(json.dumps(settings))
+  safetensors.numpy.save_file(arrays, folder / 'model.safetensors')
+  return folder

@@ -46,16 +46,6 @@ def through(layer: Layer, x: jax.Array, first, last) -> jax.Array:
   return jax.lax.fori_loop(first, last, layer, x)
 
 
-def without(config: ModelConfig, params, batch, removed: jax.Array) -> jax.Array:
-  """The last stream [B, T, D] of the model without the layers at positions where `removed` [L] is.
-
-  One compiled program serves every choice of layers. params: stacked.
-  """
-  x, ctx = transformer.enter(config, params, transformer.inputs(config, batch), **transformer.placement(batch))
-  layer = layer_at(config, params, ctx)
-  return through(lambda i, x: jax.lax.cond(removed[i], lambda i, x: x, layer, i, x), x, 0, config.num_layers)
-
-
 def entering(layer: Layer, x: jax.Array, L: int) -> tuple[jax.Array, jax.Array]:
   """([L, B, T, D] what enters each layer, [B, T, D] what leaves the last)."""
   def step(x, i):

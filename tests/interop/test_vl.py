@@ -6,7 +6,6 @@ import json
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import hf_fixtures
 import lns_jax
@@ -15,18 +14,7 @@ from lns_jax.data import pictures
 from lns_jax.errors import UserError
 from lns_jax.interop import vl
 from lns_jax.models import vl as vl_model
-
-
-def newer() -> dict:
-  """config.json as transformers 5 writes it."""
-  meta = hf_fixtures.fixture('qwen2_5_vl')[0]
-  rope = {'rope_type': 'default', **meta['rope']}
-  text = meta['text'] | {'model_type': 'qwen2_5_vl_text', 'rope_parameters': rope, 'use_sliding_window': False,
-                         'sliding_window': None, 'layer_types': ['full_attention'] * 2, 'vision_token_id': 7}
-  vision = meta['vision'] | {'model_type': 'qwen2_5_vl_vision', 'tokens_per_second': 4,
-                             'rope_parameters': {'rope_type': 'axial', 'rope_theta': 10000.0}}
-  return {'model_type': 'qwen2_5_vl', 'architectures': ['Qwen2_5_VLForConditionalGeneration'], 'text_config': text,
-          'vision_config': vision, 'tie_word_embeddings': False, 'dtype': 'float32', **meta['ids']}
+from vl_tiny import newer, save, tensors
 
 
 def older() -> dict:
@@ -40,23 +28,9 @@ def older() -> dict:
           'tie_word_embeddings': False, 'vision_token_id': 44}
 
 
-def tensors(names='newer') -> dict[str, np.ndarray]:
-  found = {n.removeprefix('weight/'): x for n, x in hf_fixtures.fixture('qwen2_5_vl')[1].items() if n.startswith('weight/')}
-  if names == 'newer':
-    return found
-  return {n.replace('model.visual.', 'visual.').replace('model.language_model.', 'model.'): x for n, x in found.items()}
-
-
-def write(folder, config, arrays):
-  folder.mkdir(exist_ok=True)
-  (folder / 'config.json').write_text(json.dumps(config))
-  safetensors.numpy.save_file(arrays, folder / 'model.safetensors')
-  return folder
-
-
 @pytest.mark.parametrize('config, names', [(newer(), 'newer'), (older(), 'older'), (newer(), 'older')])
 def test_settings_and_every_tensor_are_read(tmp_path, config, names):
-  ours, params, tokenizer = vl.load(write(tmp_path / 'm', config, tensors(names)))
+  ours, params, tokenizer = vl.load(save(tmp_path / 'm', config, tensors(names)))
   wanted, leaves = vl_tiny.model()
   for tower in vl_model.TOWERS:
     found, expected = getattr(ours, tower), getattr(wanted, tower)
@@ -70,10 +44,10 @@ def test_settings_and_every_tensor_are_read(tmp_path, config, names):
 def test_a_tied_head_is_the_embedding(tmp_path):
   arrays = tensors()
   del arrays['lm_head.weight']
-  _, params, _ = vl.load(write(tmp_path / 'm', newer() | {'tie_word_embeddings': True}, arrays))
+  _, params, _ = vl.load(save(tmp_path / 'm', newer() | {'tie_word_embeddings': True}, arrays))
   assert 'head' not in params['text']
   with pytest.raises(UserError, match='no tensor lm_head.weight'):
-    vl.load(write(tmp_path / 'm', newer(), arrays))
+    vl.load(save(tmp_path / 'm', newer(), arrays))
 
 
 def changed(config, path, value):
@@ -101,14 +75,14 @@ def changed(config, path, value):
 ])
 def test_a_setting_that_would_change_the_model_is_refused_by_name(tmp_path, path, value, words):
   with pytest.raises(UserError) as e:
-    vl.load(write(tmp_path / 'm', changed(newer(), path, value), tensors()))
+    vl.load(save(tmp_path / 'm', changed(newer(), path, value), tensors()))
   assert all(w in str(e.value) for w in words), e.value
 
 
 def test_windows_are_as_the_file_says(tmp_path):
-  folder = write(tmp_path / 'm', changed(newer(), ('vision_config', 'fullatt_block_indexes'), [0, 1, 2]), tensors())
+  folder = save(tmp_path / 'm', changed(newer(), ('vision_config', 'fullatt_block_indexes'), [0, 1, 2]), tensors())
   assert [vl.load(folder)[0].vision.window(l) for l in (1, 2, 3)] == [0, 0, 0]
-  folder = write(tmp_path / 'm', changed(newer(), ('vision_config', 'fullatt_block_indexes'), []), tensors())
+  folder = save(tmp_path / 'm', changed(newer(), ('vision_config', 'fullatt_block_indexes'), []), tensors())
   assert [vl.load(folder)[0].vision.window(l) for l in (1, 2, 3)] == [8, 8, 8]
 
 
@@ -126,13 +100,13 @@ def test_a_tensor_that_is_missing_misshapen_or_unknown_is_named(tmp_path, change
   else:
     arrays[change['name']] = np.zeros(change['shape'], np.float32)
   with pytest.raises(UserError) as e:
-    vl.load(write(tmp_path / 'm', newer(), arrays))
+    vl.load(save(tmp_path / 'm', newer(), arrays))
   assert all(w in str(e.value) for w in words), e.value
 
 
 def test_the_plain_load_says_what_opens_it(tmp_path):
   with pytest.raises(UserError, match='lns_jax.interop.vl.load'):
-    lns_jax.load(write(tmp_path / 'm', newer(), tensors()))
+    lns_jax.load(save(tmp_path / 'm', newer(), tensors()))
 
 
 def test_pictures_are_prepared_as_the_folder_says(tmp_path):
