@@ -91,3 +91,23 @@ def fixtures(seed: int):
   states = {k: found.pop(k) for k in ('vision_states', 'text_states', 'images', 'logits')}
   yield 'qwen2_5_vl', found, meta
   yield 'qwen2_5_vl_states', states, {}
+  yield 'qwen2_5_vl_pictures', *pictures()
+
+
+# name: (height, width, seed), bounds on pixels, and which of a patch's numbers are kept
+PICTURES = {'plain': ((90, 133, 0), {}, 9), 'small': ((20, 31, 1), {}, 5),
+            'large': ((300, 200, 2), {'max_pixels': 28 * 28 * 20}, 9)}
+
+
+def pictures():
+  """(arrays, how to read them): patches of made pictures by the processor that uses PIL."""
+  from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+  found, cases = {}, {}
+  for name, ((h, w, seed), bounds, every) in PICTURES.items():
+    y, x = np.mgrid[:h, :w]
+    base = np.stack([127 + 120 * np.sin(x / 7), 127 + 120 * np.cos(y / 5), (x * y) % 256], -1)
+    image = np.clip(base + np.random.default_rng(seed).normal(0, 20, (h, w, 3)), 0, 255).astype(np.uint8)
+    made = Qwen2VLImageProcessorPil(**bounds)(image, return_tensors='pt')
+    found |= {f'{name}/patches': made['pixel_values'][:, ::every], f'{name}/grid': made['image_grid_thw'][0]}
+    cases[name] = {'size': (h, w, seed), 'bounds': bounds, 'every': every}
+  return found, {'cases': cases}

@@ -14,12 +14,12 @@ from lns_jax.errors import UserError
 from lns_jax.interop import vl as vl_interop
 from lns_jax.models import vl
 
-ITEMS = [
-    {'question': 'Is <image 1> like <image 2>?', 'options': ['yes', 'no'], 'answer': 'A', 'images': ['0.png', '1.png']},
-    {'question': 'Which?', 'options': ['<image 1>', 'red', 'blue'], 'answer': 'C', 'images': ['1.png']},
-    {'question': 'No picture here.', 'options': ['x', 'y', 'z'], 'answer': 'B', 'images': []},
+EIGHT = list('abcdefgh')
+ITEMS = [  # the first two: answers that the removal of some layers of either tower changes
+    {'question': 'What is it?', 'options': EIGHT, 'answer': 'D', 'images': ['0.png']},
+    {'question': 'Is it red?', 'options': str(EIGHT), 'answer': 'F', 'images': '5.png'},
     {'question': 'Write it.', 'question_type': 'open', 'answer': '42', 'images': ['0.png']},
-    {'question': 'Seen?', 'options': "['so', 'or so', 'no']", 'answer': 'A', 'images': '0.png'},
+    {'question': 'No picture here.', 'options': ['x', 'y', 'z'], 'answer': 'B', 'images': []},
 ]
 
 
@@ -31,8 +31,8 @@ def folder(tmp_path_factory):
   tokenizers.byte_tokenizer().save(root / 'model')
   (root / 'model' / 'preprocessor_config.json').write_text(json.dumps({'min_pixels': 64, 'max_pixels': 400}))
   rng = np.random.default_rng(0)
-  for n, size in enumerate([(30, 17), (12, 12)]):
-    Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)).save(root / f'{n}.png')
+  for n in range(6):
+    Image.fromarray(rng.integers(0, 256, (20, 20, 3), np.uint8)).save(root / f'{n}.png')
   (root / 'items.jsonl').write_text('\n'.join(map(json.dumps, ITEMS)) + '\n')
   return root / 'model', root / 'items.jsonl'
 
@@ -43,9 +43,11 @@ def found(folder, tmp_path_factory):
   return vl_layers.measure(*folder, out), out
 
 
-def right(config, params, prompt) -> bool:
-  batch = vl.arrange(config, prompt.tokens[None], prompt.patches, prompt.grid_thw)
-  logits = np.asarray(jax.jit(lambda p: vl.forward(config, p, batch))(params))[0, -1]
+forward = jax.jit(vl.forward, static_argnums=0)
+
+
+def right(model, prompt) -> bool:
+  logits = np.asarray(forward(*model, vl_layers.arranged(model[0], prompt)))[0, len(prompt.tokens) - 1]
   return bool(np.argmax(logits[prompt.letters]) == prompt.answer)
 
 
@@ -55,14 +57,16 @@ def test_each_number_is_that_of_the_model_without_the_layer(folder, found):
   ids = mmmu.Ids(config.start_id, config.image_id, config.end_id)
   asked = mmmu.read(folder[1])
   records = [json.loads(line) for line in (found[1] / 'items.jsonl').read_text().splitlines()]
-  assert len(records) == len(asked.items) == 4 and asked.skipped == 1
-  for item, record in zip(asked.items, records):
+  assert len(records) == len(asked.items) == 3 and asked.skipped == 1
+  without = {tower: [vl.remove_layers(config, params, tower, [l]) for l in getattr(config, tower).layer_ids]
+             for tower in vl.TOWERS}
+  for item, record in zip(asked.items[:2], records):
     prompt = mmmu.prompt(item, tokenizer, processor, ids)
-    assert record['whole'] == right(config, params, prompt)
-    for tower in vl.TOWERS:
-      less = [right(*vl.remove_layers(config, params, tower, [l]), prompt) for l in getattr(config, tower).layer_ids]
-      assert record[tower] == [int(r) - record['whole'] for r in less]
+    assert record['whole'] == right((config, params), prompt)
+    for tower, models in without.items():
+      assert record[tower] == [int(right(less, prompt)) - record['whole'] for less in models]
   assert any(any(r['text']) for r in records) and any(any(r['vision']) for r in records)
+  assert records[2]['vision'] == [0, 0, 0]  # a question without a picture
 
 
 def test_the_result_is_the_mean_over_questions(found):
@@ -76,7 +80,7 @@ def test_the_result_is_the_mean_over_questions(found):
     np.testing.assert_allclose(drop['value'], 100 * np.mean([r[tower] for r in records], axis=0))
     assert all(low <= value <= high for low, value, high in zip(drop['low'], drop['value'], drop['high']))
     assert '<svg' in (out / f'{tower}.svg').read_text()
-  assert (written['items'], written['skipped'], written['chance']) == (4, 1, pytest.approx((1 / 2 + 3 * 1 / 3) / 4))
+  assert (written['items'], written['skipped'], written['chance']) == (3, 1, pytest.approx((1 / 8 + 1 / 8 + 1 / 3) / 3))
   assert {k: v for k, v in result.items() if k != 'out'} == written
 
 
