@@ -40,9 +40,13 @@ setuptools.setup(
     extras_require={
         'tpu': ['jax[tpu]>=0.10'],
         'gcs': ['gcsfs'],
+        'hf': ['safetensors>=0.5'],
+        'gguf': ['gguf>=0.17'],
+        'eval': ['lm-eval>=0.4.9'],
         'vision': ['scikit-learn>=1.4'],  # its digits
         'tsne': ['scikit-learn>=1.4'],
-        'test': ['pytest>=8', 'pytest-xdist>=3', 'nbclient>=0.10', 'ipykernel>=6', 'scikit-learn>=1.4'],
+        'test': ['pytest>=8', 'pytest-xdist>=3', 'nbclient>=0.10', 'ipykernel>=6', 'scikit-learn>=1.4', 'safetensors>=0.5',
+                 'gguf>=0.17', 'lm-eval>=0.4.9'],
         'parity': ['torch>=2.6', 'transformers>=4.50'],
     },
 )

@@ -273,7 +273,8 @@ class DataConfig(Section):
   text_field: str = setting(
       'text', 'Name of the field that holds the text in JSONL, Parquet and TFDS records.', family='decoder')
   tokenizer: str = setting(
-      'bpe', 'bpe (trained on the train split), byte, or a .model / tokenizer.json file.', family='decoder')
+      'bpe', 'bpe (trained on the train split), byte, or a .model / tokenizer.json file, or a folder with one.',
+      family='decoder')
   add_bos: bool = setting(
       True, 'Whether a document starts with BOS where the tokenizer has one.', family='decoder')
   packing: str = setting(

@@ -1,6 +1,7 @@
 """Shipped configs by name, and config files by path, as checked settings."""
 
 import importlib.util
+import json
 import os
 import pathlib
 
@@ -40,6 +41,22 @@ def load_config(path_or_name: str) -> config_lib.RunConfig:
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return resolve(module.get_config(argument) if colon else module.get_config())
+
+
+def from_run(folder: pathlib.Path) -> config_dict.ConfigDict:
+  """The settings of a run folder, for a run that starts from its weights and reads text with its tokenizer."""
+  values = json.loads((folder / 'run_info.json').read_text())['config']
+  values['train']['init_from'] = str(folder.absolute())
+  if (folder / 'tokenizer').is_dir():
+    values['data']['tokenizer'] = str((folder / 'tokenizer').absolute())
+  return config_dict.ConfigDict(_tuples(values))
+
+
+def _tuples(value):
+  """JSON knows lists alone, but settings are tuples, and an override must be of the type that it overrides."""
+  if isinstance(value, dict):
+    return {k: _tuples(v) for k, v in value.items()}
+  return tuple(value) if isinstance(value, list) else value
 
 
 def resolve(values: config_dict.ConfigDict) -> config_lib.RunConfig:

@@ -45,7 +45,10 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max
 
 def open_dataset(workdir, config: RunConfig):
   """The rows that the run in `workdir` was trained on. Raises UserError when they are not the same any more."""
-  wanted, dataset = run_info.read(workdir)['corpus_hash'], dataset_lib.open(config)
+  wanted = run_info.read(workdir)['corpus_hash']
+  if wanted is None:
+    raise UserError(f'{workdir} came without a tokenizer or images, so that there is nothing to evaluate it on.')
+  dataset = dataset_lib.open(config)
   if dataset.hash != wanted:
     raise UserError(f'{workdir} was trained on a corpus with hash {wanted[:12]}, the present one has '
                     f'{dataset.hash[:12]}; its validation split is not the same.')

@@ -158,7 +158,7 @@ class SentencePieceTokenizer(Tokenizer):
   def __init__(self, proto: bytes, *, name: str = 'tokenizer.model'):
     import sentencepiece
     self._inner = sentencepiece.SentencePieceProcessor(model_proto=proto)
-    self._proto, self.name = proto, name
+    self.proto, self.name = proto, name
     self.vocab_size = self._inner.vocab_size()
     self.bos_id, self.eos_id = (i if i >= 0 else None for i in (self._inner.bos_id(), self._inner.eos_id()))
     self.hash = hashlib.sha256(proto).hexdigest()
@@ -178,7 +178,7 @@ class SentencePieceTokenizer(Tokenizer):
   def save(self, folder) -> None:
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / 'tokenizer.model').write_bytes(self._proto)
+    (folder / 'tokenizer.model').write_bytes(self.proto)
 
 
 def _piece_bytes(piece: str) -> int:

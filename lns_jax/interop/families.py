@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from lns_jax.config import BIASES, ModelConfig, RopeScaling
 from lns_jax.errors import UserError, nearest
-from lns_jax.interop import names
+from lns_jax.interop import names, theirs
 from lns_jax.interop.fields import Fields
 from lns_jax.layers import rope
 
@@ -24,7 +24,7 @@ class Family:
     rows: how tensors are called.
     prefixes: what the names may begin with instead of the first of these.
     extras: parts of names of tensors that stand for nothing.
-    theirs: settings -> the fields of config.json; None: a model of ours does not leave as this type.
+    theirs: settings -> the fields of config.json.
     architecture: the class that config.json names.
   """
 
@@ -155,26 +155,29 @@ def _gpt2(f: Fields) -> Settings:
 def _vit(f: Fields) -> Settings:
   f.only('hidden_act', ('gelu',), 'gelu')
   f.only('qkv_bias', (True,), True)
-  f.only('encoder_stride', (16, f.take('encoder_stride', 16)), 16)  # of the masked-image decoder alone
+  for name in ('encoder_stride', 'pooler_act', 'pooler_output_size'):  # of heads that a classifier does not have
+    f.take(name)
   labels = f.take('id2label') or {}
   return {
-      'family': 'vit', 'causal': False, 'image_size': f.number('image_size', 224), 'patch_size': f.number('patch_size', 16),
-      'channels': f.number('num_channels', 3), 'num_classes': len(labels) or f.number('num_labels', 2),
+      'family': 'vit', 'causal': False, 'image_size': f.number('image_size', 224),
+      'patch_size': f.number('patch_size', 16), 'channels': f.number('num_channels', 3),
+      'num_classes': len(labels) or f.number('num_labels', 2),
       'd_model': f.number('hidden_size', 768), 'd_ff': f.number('intermediate_size', 3072),
       'num_layers': f.number('num_hidden_layers', 12), 'num_heads': f.number('num_attention_heads', 12),
       'norm': 'layernorm', 'norm_eps': f.number('layer_norm_eps', 1e-12, float), 'mlp': 'gelu', 'bias': 'all'}
 
 
 FAMILIES = {
-    'llama': Family(_llama, names.LLAMA, architecture='LlamaForCausalLM'),
-    'mistral': Family(_mistral, names.LLAMA, architecture='MistralForCausalLM'),
-    'qwen2': Family(_qwen2, names.LLAMA, architecture='Qwen2ForCausalLM'),
-    'qwen3': Family(_qwen3, names.LLAMA, architecture='Qwen3ForCausalLM'),
-    'olmo': Family(_olmo, names.LLAMA, architecture='OlmoForCausalLM'),
-    'olmo2': Family(_olmo2, names.LLAMA, architecture='Olmo2ForCausalLM'),
+    'llama': Family(_llama, names.LLAMA, theirs=theirs.llama, architecture='LlamaForCausalLM'),
+    'mistral': Family(_mistral, names.LLAMA, theirs=theirs.mistral, architecture='MistralForCausalLM'),
+    'qwen2': Family(_qwen2, names.LLAMA, theirs=theirs.qwen2, architecture='Qwen2ForCausalLM'),
+    'qwen3': Family(_qwen3, names.LLAMA, theirs=theirs.qwen3, architecture='Qwen3ForCausalLM'),
+    'olmo': Family(_olmo, names.LLAMA, theirs=theirs.olmo, architecture='OlmoForCausalLM'),
+    'olmo2': Family(_olmo2, names.LLAMA, theirs=theirs.olmo2, architecture='Olmo2ForCausalLM'),
     'gpt2': Family(_gpt2, names.GPT2, ('transformer.', ''), ('attn.bias', 'attn.masked_bias'),
-                   architecture='GPT2LMHeadModel'),
-    'vit': Family(_vit, names.VIT, ('vit.', ''), ('pooler.dense',), architecture='ViTForImageClassification'),
+                   theirs=theirs.gpt2, architecture='GPT2LMHeadModel'),
+    'vit': Family(_vit, names.VIT, ('vit.', ''), ('pooler.dense',), theirs=theirs.vit,
+                  architecture='ViTForImageClassification'),
 }
 
 

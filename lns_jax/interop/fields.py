@@ -67,5 +67,5 @@ class Fields:
     for name, value in self._values.items():
       off = value is None or value is False or value in ([], {}, '')
       if name not in self._taken | NEUTRAL and not name.startswith('_') and not off:
-        raise UserError(f'{self._where} has a field {name!r} = {str(value)[:60]} that is not known, and could change what the '
-                        'model computes; take it out of the file if it does not.')
+        raise UserError(f'{self._where} has a field {name!r} = {str(value)[:60]} that is not known and could change '
+                        'what the model computes; take it out of the file if it does not.')

@@ -10,7 +10,7 @@ from lns_jax import config as config_lib
 from lns_jax import files
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
-from lns_jax.interop import hf, weights
+from lns_jax.interop import fold, hf, weights
 from lns_jax.layers import schemes
 from lns_jax.models import layout
 from lns_jax.train import checkpoint
@@ -58,7 +58,12 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   if step is not None:
     raise UserError(f'{path} is not a run folder, so that it has no step {step}.')
   opened = _open(path)
-  config, params = hf.read(opened, scheme=scheme, dtype=dtype, sharding=sharding)
+  record = opened.config.get(hf.RECORD)
+  if record and scheme not in (None, record.get('scheme')):
+    raise UserError(f"{path} was exported from a model of scheme {record.get('scheme')!r}, not {scheme!r}.")
+  config, params = hf.read(opened, scheme=None if record else scheme, dtype=dtype, sharding=sharding)
+  if record:
+    config, params = fold.unfold(config, params, record)
   tokenizer = opened.tokenizer()
   if tokenizer is not None and config.family != 'vit':
     tokenizers.check_vocab(tokenizer, config.vocab_size)
@@ -90,5 +95,5 @@ def _load_run(path, step: int | None, dtype, sharding, scheme: str | None):
   params = layout.native(jax.device_put(params, None if config.loop == 'scan' else sharding), config)
   if sharding is not None and config.loop == 'scan':
     params = jax.device_put(params, sharding)
-  tokenizer = tokenizers.load(files.absolute(path) / 'tokenizer') if config.family == 'decoder' else None
-  return config, params, tokenizer
+  folder = files.absolute(path) / 'tokenizer'
+  return config, params, tokenizers.load(folder) if folder.is_dir() else None

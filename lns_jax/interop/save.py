@@ -1,9 +1,11 @@
 """Writing a model as a run folder, which every command opens like one that training left."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
+from collections.abc import Callable
 
 import jax
 
@@ -13,6 +15,18 @@ from lns_jax.errors import UserError
 from lns_jax.interop.load import load_run_config
 from lns_jax.models import layout, transformer
 from lns_jax.train import checkpoint, run_info
+
+# Left beside the weights, so that training on from them is one flag.
+CONFIG = '''"""The settings of this model and its weights as the start: pretrain.py --config=THIS_FILE --workdir=NEW_FOLDER"""
+
+import pathlib
+
+from lns_jax import presets
+
+
+def get_config():
+  return presets.from_run(pathlib.Path(__file__).parent)
+'''
 
 
 def new_folder(out) -> pathlib.Path:
@@ -55,18 +69,37 @@ def save(config: config_lib.ModelConfig, params, out, *, like, step: int | None 
   model = dataclasses.replace(config, ramp_step=run.model.ramp_step)  # `load` takes it from the step
   canonical = layout.unstack(params)
   _check_shapes(model, canonical)
-  values = config_lib.to_dict(dataclasses.replace(run, model=model))
-  corpus_hash = run_info.read(like)['corpus_hash']
-  origin = {'path': str(pathlib.Path(like).expanduser().absolute()), 'step': step,
+  like = pathlib.Path(like).expanduser().absolute()
+  origin = {'path': str(like), 'step': step,
             'removed_layers': sorted(set(run.model.layer_ids) - set(model.layer_ids))}
+  tokenizer = like / 'tokenizer'
+  return write(out, dataclasses.replace(run, model=model), canonical, step=step, origin=origin, result=result,
+               corpus_hash=run_info.read(like)['corpus_hash'],
+               tokenizer=functools.partial(shutil.copytree, tokenizer) if tokenizer.is_dir() else None)
+
+
+def write(out: pathlib.Path, run: config_lib.RunConfig, canonical, *, step: int, origin: dict, corpus_hash: str | None,
+          tokenizer: Callable[[pathlib.Path], object] | None, result: dict | None = None) -> pathlib.Path:
+  """Writes a run folder that no training has left: whole or not at all.
+
+  Args:
+    out: as `new_folder` gives it.
+    run, canonical: settings, and parameters with one entry a layer.
+    origin: where the model is from, for run_info.json.
+    corpus_hash: of the text that the model is measured on; None: there is none.
+    tokenizer: writes the tokenizer into a folder that is not there yet; None: there is none.
+    result: as of `save`.
+  """
+  values = config_lib.to_dict(run)
   try:
     with files.whole_folder(out) as folder:
       files.write_json(folder / 'run_info.json', run_info.collect(values, corpus_hash) | {'origin': origin})
+      files.write_text(folder / 'config.py', CONFIG)
       if result is not None:
         files.write_json(folder / 'result.json',
                          files.finite(result) | {'config': values, 'corpus_hash': corpus_hash})
-      if config.family == 'decoder':
-        shutil.copytree(pathlib.Path(like).expanduser() / 'tokenizer', folder / 'tokenizer')
+      if tokenizer is not None:
+        tokenizer(folder / 'tokenizer')
       with checkpoint.Checkpointer(folder / 'checkpoints', run.checkpoint) as saver:
         saver.save(step, params=canonical, opt_state=None, data={'step': step, 'corpus_hash': corpus_hash},
                    config=values)
