@@ -160,7 +160,7 @@ TOWER = {'family': 'tower', 'causal': False, 'patch_size': 4}
 
 
 def tower_setting(name, value):
-  built = c.ModelConfig(**{**TOWER, 'window_size': 8} | {name: value})
+  built = c.ModelConfig(**{**TOWER, 'window_size': 96} | {name: value})
   assert getattr(built, name) == value and getattr(c.ModelConfig(**TOWER), name) != value
 
 
