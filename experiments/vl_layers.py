@@ -4,8 +4,8 @@
 
 --model is a Hugging Face folder with its tokenizer; --items has one question a line, pictures by paths relative to it:
 {"question": "What is <image 1>?", "options": ["a cat", "a dog"], "answer": "B", "images": ["cat.png"]}. Leaves
-vl_layers.json, vision.svg and text.svg (paper appendix C, figure 10) in --out, and items.jsonl, one line a question: the
-same command goes on behind the last.
+vl_layers.json, vision.svg and text.svg (paper appendix C, figure 10) in --out, and items.jsonl, one line a question:
+the same command goes on behind the last.
 """
 
 from absl import flags

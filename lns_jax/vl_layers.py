@@ -51,8 +51,8 @@ def measure(model, items, out, *, limit: int = 0, max_pixels: int = 0, dtype: st
     their 95 % intervals over questions; 'chance', 'items', 'skipped' (open questions), 'seconds' of this call.
 
   Raises:
-    UserError: before long work for a model, a file or a picture that is not there or not understood, a letter that is no
-      token, or an `out` that belongs to another study.
+    UserError: before long work for a model, a file or a picture that is not there or not understood, a letter that is
+      no token, or an `out` that belongs to another study.
   """
   start = time.perf_counter()
   asked = mmmu.read(items)
@@ -141,7 +141,7 @@ def arranged(config: vl.VLConfig, prompt: mmmu.Prompt) -> dict:
                      most_patches=_bucket(longest, merge) if longest else 0)
   letters = np.full((1, len(mmmu.LETTERS)), -1, np.int32)
   letters[0, :len(prompt.letters)] = prompt.letters
-  return batch | {'last': np.array([T - 1], np.int32), 'letters': letters, 'answer': np.array([prompt.answer], np.int32)}
+  return batch | {'last': np.array([T - 1]), 'letters': letters, 'answer': np.array([prompt.answer])}
 
 
 def _chosen(logits_BV: jax.Array, batch: Mapping) -> tuple[jax.Array, jax.Array]:

@@ -69,16 +69,16 @@ def reference(model, seed: int) -> dict[str, torch.Tensor]:
       lambda _, __, out: caught.update(last=out[0] if isinstance(out, tuple) else out))
   with torch.no_grad():
     visual = model.model.visual(pixels, grid_thw=grid, output_hidden_states=True)
-    out = model(input_ids=tokens, attention_mask=mask, pixel_values=pixels, image_grid_thw=grid, mm_token_type_ids=image,
-                output_hidden_states=True)
+    out = model(input_ids=tokens, attention_mask=mask, pixel_values=pixels, image_grid_thw=grid,
+                mm_token_type_ids=image, output_hidden_states=True)
     positions, _ = model.model.get_rope_index(tokens, image, image_grid_thw=grid, attention_mask=mask)
     window_index, _ = get_vision_window_index(grid, 2, VISION['window_size'], VISION['patch_size'])
   last.remove()
   back = torch.argsort(window_index)
   in_order = lambda x: x.reshape(len(back), 4, -1)[back].reshape(len(x), -1)
   return {
-      **{f'weight/{name}': p for name, p in model.state_dict().items()}, 'tokens': tokens, 'mask': mask, 'pixels': pixels,
-      'grid': grid, 'images': visual.pooler_output, 'positions': positions, 'logits': out.logits,
+      **{f'weight/{name}': p for name, p in model.state_dict().items()}, 'tokens': tokens, 'mask': mask,
+      'pixels': pixels, 'grid': grid, 'images': visual.pooler_output, 'positions': positions, 'logits': out.logits,
       'vision_states': torch.stack([in_order(x) for x in visual.hidden_states]),
       'text_states': torch.stack([*out.hidden_states[:-1], caught['last']]),
   }

@@ -1,4 +1,4 @@
-"""The study of a Qwen2.5-VL's layers: what it measures is what removing each layer gives, and it goes on where it was."""
+"""The study of a Qwen2.5-VL's layers: it measures what removing each layer gives, and goes on where it was."""
 
 import json
 

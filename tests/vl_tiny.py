@@ -59,7 +59,8 @@ def newer() -> dict:
 
 
 def tensors(names='newer') -> dict[str, np.ndarray]:
-  found = {n.removeprefix('weight/'): x for n, x in hf_fixtures.fixture('qwen2_5_vl')[1].items() if n.startswith('weight/')}
+  arrays = hf_fixtures.fixture('qwen2_5_vl')[1]
+  found = {n.removeprefix('weight/'): x for n, x in arrays.items() if n.startswith('weight/')}
   if names == 'newer':
     return found
   return {n.replace('model.visual.', 'visual.').replace('model.language_model.', 'model.'): x for n, x in found.items()}

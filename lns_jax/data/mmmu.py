@@ -21,7 +21,7 @@ REQUEST = "Answer with the option's letter from the given choices directly."
 
 
 class Item(NamedTuple):
-  """A question. place: file and line. pictures: those of <image 1>, <image 2>, ... answer: position of the right option."""
+  """A question. place: file and line. answer: position of the right option. pictures: of <image 1>, <image 2>, ..."""
 
   place: str
   question: str
@@ -161,8 +161,8 @@ def prompt(item: Item, tokenizer: Tokenizer, processor: Processor, ids: Ids) -> 
         tokens += tokenizer.encode(piece).tolist()
   letters = _letters(tokenizer, '' if isinstance(parts[0], int) else ' ', len(item.options))
   none = np.zeros((0, 3 * processor.frames * processor.patch_size ** 2), np.float32)
-  return Prompt(np.array(tokens, np.int32), np.concatenate([none, *patches]), np.array(grids, int).reshape(-1, 3), letters,
-                item.answer)
+  return Prompt(np.array(tokens, np.int32), np.concatenate([none, *patches]), np.array(grids, int).reshape(-1, 3),
+                letters, item.answer)
 
 
 def _letters(tokenizer: Tokenizer, before: str, K: int) -> np.ndarray:

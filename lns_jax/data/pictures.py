@@ -1,7 +1,7 @@
 """Pictures as the patches that Qwen2.5-VL reads: what Hugging Face's Qwen2VLImageProcessor computes with PIL.
 
 A picture becomes RGB, is resized (bicubic) to multiples of patch_size * merge within bounds on its pixels, and its
-numbers are standardised by the mean and the deviation of CLIP's training set. Needs pillow.
+numbers are standardised by the mean and the deviation of CLIP's training set.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ import math
 import pathlib
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from lns_jax.errors import UserError
 
@@ -37,11 +38,12 @@ class Processor:
 
   def __post_init__(self):
     if self.min_pixels > self.max_pixels or self.max_pixels < (self.patch_size * self.merge) ** 2:
-      raise UserError(f'pictures of {self.min_pixels} to {self.max_pixels} pixels: there are none, or they do not hold a '
-                      f'cell of {self.patch_size * self.merge} x {self.patch_size * self.merge}.')
+      cell = self.patch_size * self.merge
+      raise UserError(f'pictures of {self.min_pixels} to {self.max_pixels} pixels: there are none, or they do not hold '
+                      f'a cell of {cell} x {cell}.')
 
   def size(self, height: int, width: int) -> tuple[int, int]:
-    """(height, width) after resizing: multiples of a cell, within the bounds, the aspect kept as well as that allows."""
+    """(height, width) after resizing: multiples of a cell, within the bounds, in about the same proportion."""
     if max(height, width) > MOST_ASPECT * min(height, width):
       raise UserError(f'a picture of {height} x {width} pixels is too narrow: one side may be {MOST_ASPECT} times the '
                       'other at most.')
@@ -84,12 +86,8 @@ class Processor:
     return x.reshape(-1, 3 * self.frames * P * P), (1, h // P, w // P)
 
 
-def opened(picture):
+def opened(picture) -> Image.Image:
   """A path, array or PIL image as a PIL image in RGB, turned as its file says. Raises UserError for what is none."""
-  try:
-    from PIL import Image, ImageOps
-  except ImportError:
-    raise UserError('pictures need the package pillow, which is not installed: pip install pillow.') from None
   if isinstance(picture, np.ndarray):
     if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or picture.shape[2:] not in ((), (3,)):
       raise UserError(f'a picture must be uint8 [height, width, 3] or [height, width], got {picture.dtype} '

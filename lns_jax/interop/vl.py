@@ -88,8 +88,9 @@ def processor(path, config: vl.VLConfig, *, max_pixels: int | None = None) -> Pr
     raise UserError(f'{file}: rescale_factor = {given["rescale_factor"]!r} is not supported, it must be 1 / 255.')
   names = {'patch_size': 'patch_size', 'temporal_patch_size': 'frames', 'merge_size': 'merge'}
   for theirs, ours in names.items():
-    if given.get(theirs, getattr(config.vision, ours)) != getattr(config.vision, ours):
-      raise UserError(f'{file}: {theirs} = {given[theirs]} is not the {getattr(config.vision, ours)} of the vision tower.')
+    wanted = getattr(config.vision, ours)
+    if given.get(theirs, wanted) != wanted:
+      raise UserError(f'{file}: {theirs} = {given[theirs]} is not the {wanted} of the vision tower.')
   default = Processor()
   return Processor(
       patch_size=config.vision.patch_size, frames=config.vision.frames, merge=config.vision.merge,

@@ -25,7 +25,7 @@ def split(config: dict, where) -> tuple[Settings, dict, dict]:
     raise UserError(f'{where}: model_type = {config.get("model_type")!r} is no {families.VL}.')
   if not isinstance(config.get('vision_config'), dict):
     raise UserError(f'{where} has no field vision_config.')
-  own = {'vision_config', 'text_config', 'vision_token_id', 'quantization_config', *(theirs for theirs, _ in IDS.values())}
+  own = {'vision_config', 'text_config', 'vision_token_id', 'quantization_config', *(name for name, _ in IDS.values())}
   whole = {name: v for name, v in config.items() if name in own}
   text = {name: v for name, v in config.items() if name not in own}
   if config.get('text_config'):

@@ -52,8 +52,8 @@ def context(config: config_lib.ModelConfig, x_BT: jax.Array, segment_ids: jax.Ar
 def axis_of(config: config_lib.ModelConfig, axes: int) -> np.ndarray:
   """[head_dim / 2]: the axis of the coordinates that each frequency turns by; a single axis stands for all.
 
-  With M-RoPE (arXiv 2409.12191) the first ones turn by time, the next by row, the last by column; in a vision tower half
-  of them by row and half by column.
+  With M-RoPE (arXiv 2409.12191) the first ones turn by time, the next by row, the last by column; in a vision tower
+  half of them by row and half by column.
   """
   half = config.head_dim // 2
   sections = (half // 2,) * 2 if config.family == 'tower' else config.rope_sections
@@ -81,8 +81,8 @@ def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
 def mask(config: config_lib.ModelConfig, ctx: Context, T: int, layer: int) -> jax.Array:
   """[B or 1, T, T], True where a query (axis 1) of the layer may see a key (axis 2).
 
-  Its own document, or window of an image; of that, if causal, itself and its past; and of that the layer's window of last keys, itself
-  included, as transformers counts them.
+  Its own document, or window of an image; of that, if causal, itself and its past; and of that the layer's window of
+  last keys, itself included, as transformers counts them.
   """
   ago = jnp.arange(T)[:, None] - jnp.arange(T)
   seen = ago >= (0 if config.causal else -T)

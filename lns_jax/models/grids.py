@@ -15,8 +15,8 @@ def check(grid_thw: np.ndarray, merge: int):
     if t != 1:
       raise UserError(f'image {n} has a grid of {t} frames; videos are not supported, an image has one.')
     if h < 1 or w < 1 or h % merge or w % merge:
-      raise UserError(f'image {n} has a grid of {h} x {w} patches, which does not divide into cells of {merge} x {merge}; '
-                      f'{-(-max(h, 1) // merge) * merge} x {-(-max(w, 1) // merge) * merge} would.')
+      raise UserError(f'image {n} has a grid of {h} x {w} patches, which does not divide into cells of {merge} x '
+                      f'{merge}; {-(-max(h, 1) // merge) * merge} x {-(-max(w, 1) // merge) * merge} would.')
 
 
 def in_merge_order(values_hw: np.ndarray, merge: int) -> np.ndarray:

@@ -215,7 +215,7 @@ def before_head(config: config_lib.ModelConfig, params, batch, read: Read = lamb
 def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None, **placed) -> jax.Array:
   """tokens [B, T] -> logits [B, T, V] float32; or images [B, S, S, C] -> logits [B, classes].
 
-  Segment 0 is padding; positions restart at each segment. placed: 'coordinates' and 'windows' as of `attention.context`.
+  Segment 0 is padding; positions restart at each segment. placed: 'coordinates', 'windows' as of `attention.context`.
   """
   x_BTD, _ = stream(config, params, tokens, segment_ids, **placed)
   return head(config, params, x_BTD)

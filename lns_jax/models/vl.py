@@ -57,8 +57,8 @@ def arrange(config: VLConfig, tokens: np.ndarray, patches: np.ndarray, grid_thw:
     most_patches: length of the tower's rows; 0: that of the longest image.
 
   Returns:
-    'tokens', 'segment_ids' [B, T]; 'coordinates' [B, T, 3]; 'slots' [N, cells]: the place in [B * T] of each cell, B * T
-    of padding; 'vision': the tower's batch, a row an image. All int32, patches float32.
+    'tokens', 'segment_ids' [B, T]; 'coordinates' [B, T, 3]; 'slots' [N, cells]: the place in [B * T] of each cell, and
+    B * T of padding; 'vision': the tower's batch, a row an image. All int32, patches float32.
 
   Raises:
     UserError: tokens and images do not fit, or there are videos.
@@ -76,8 +76,9 @@ def arrange(config: VLConfig, tokens: np.ndarray, patches: np.ndarray, grid_thw:
     raise UserError(f'{len(patches)} patches and {np.sum(seen)} image tokens do not fit {len(grid_thw)} images, which '
                     f'have {ends[-1] * merge ** 2} patches in {ends[-1]} cells.')
   first = np.searchsorted(ends, np.cumsum(np.concatenate([[0], seen.sum(axis=1)])))  # image of each row
-  coordinates = [grids.text_coordinates(tokens[b], segment_ids[b], config.image_id,
-                                      grid_thw[first[b]:first[b + 1], 1:].tolist(), merge, b) for b in range(len(tokens))]
+  sides = grid_thw[:, 1:].tolist()
+  coordinates = [grids.text_coordinates(tokens[b], segment_ids[b], config.image_id, sides[first[b]:first[b + 1]], merge,
+                                        row=b) for b in range(len(tokens))]
   longest = max(most_patches, max(cells, default=0) * merge ** 2)
   slots = np.full((len(cells), longest // merge ** 2), tokens.size, np.int32)
   for n, places in enumerate(np.split(np.flatnonzero(seen), ends[1:-1])[:len(cells)]):
@@ -129,9 +130,9 @@ def forward(config: VLConfig, params, batch: Mapping) -> jax.Array:
 
 
 def states(config: VLConfig, params, batch: Mapping) -> dict[str, jax.Array]:
-  """The residual streams of both towers, as of `transformer.states`: {'vision': [L+1, N, T, D], 'text': [L+1, B, T, D]}.
+  """The residual streams of both towers, as of `transformer.states`.
 
-  The decoder's first state has the images' embeddings in their places.
+  Returns {'vision': [L+1, N, patches, D], 'text': [L+1, B, T, D], the images' embeddings in their places}.
   """
   found = {}
   for name, of in (('vision', batch['vision']), ('text', text_batch(config, params, batch))):

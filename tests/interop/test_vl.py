@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 
 import jax
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 import hf_fixtures
 import lns_jax
 import vl_tiny
+from lns_jax.config import ModelConfig
 from lns_jax.data import pictures
 from lns_jax.errors import UserError
-from lns_jax.interop import vl
+from lns_jax.interop import families, names, vl, vl_families
 from lns_jax.models import vl as vl_model
 from vl_tiny import newer, save, tensors
 
@@ -22,8 +24,9 @@ def older() -> dict:
   meta = hf_fixtures.fixture('qwen2_5_vl')[0]
   vision = {'in_chans': 3, 'spatial_patch_size': 2, **meta['vision']}
   del vision['in_channels']
-  return {'model_type': 'qwen2_5_vl', 'vision_config': vision, **meta['text'], **meta['ids'], 'use_sliding_window': False,
-          'sliding_window': 32768, 'max_window_layers': 2, 'rope_theta': meta['rope']['rope_theta'],
+  return {'model_type': 'qwen2_5_vl', 'vision_config': vision, **meta['text'], **meta['ids'],
+          'use_sliding_window': False, 'sliding_window': 32768, 'max_window_layers': 2,
+          'rope_theta': meta['rope']['rope_theta'],
           'rope_scaling': {'type': 'mrope', 'mrope_section': meta['rope']['mrope_section']}, 'torch_dtype': 'bfloat16',
           'tie_word_embeddings': False, 'vision_token_id': 44}
 
@@ -79,6 +82,32 @@ def test_a_setting_that_would_change_the_model_is_refused_by_name(tmp_path, path
   assert all(w in str(e.value) for w in words), e.value
 
 
+PUBLISHED = {  # the 7B's of January 2025
+    'model_type': 'qwen2_5_vl', 'vision_start_token_id': 151652, 'vision_end_token_id': 151653,
+    'vision_token_id': 151654, 'image_token_id': 151655, 'video_token_id': 151656, 'hidden_act': 'silu',
+    'hidden_size': 3584, 'intermediate_size': 18944, 'max_position_embeddings': 128000, 'max_window_layers': 28,
+    'num_attention_heads': 28, 'num_hidden_layers': 28, 'num_key_value_heads': 4, 'rms_norm_eps': 1e-6,
+    'rope_theta': 1e6, 'sliding_window': 32768, 'tie_word_embeddings': False, 'use_sliding_window': False,
+    'vision_config': {
+        'depth': 32, 'hidden_act': 'silu', 'hidden_size': 1280, 'intermediate_size': 3420, 'num_heads': 16,
+        'in_chans': 3, 'out_hidden_size': 3584, 'patch_size': 14, 'spatial_merge_size': 2, 'spatial_patch_size': 14,
+        'window_size': 112, 'fullatt_block_indexes': [7, 15, 23, 31], 'tokens_per_second': 2,
+        'temporal_patch_size': 2},
+    'rope_scaling': {'type': 'mrope', 'mrope_section': [16, 24, 24]}, 'vocab_size': 152064}
+
+
+@pytest.mark.slow
+def test_the_published_7b_has_its_published_size():
+  _, *parts = vl_families.split(PUBLISHED, 'config.json')
+  tensors, numbers = set(), 0
+  for fields in parts:
+    family, settings = families.of(fields, 'config.json', vl_families.FAMILIES)
+    config = ModelConfig(**settings)
+    tensors |= {entry.theirs for entry in names.table(config, family.rows)}
+    numbers += sum(math.prod(x.shape) for x in names.shapes(config).values())
+  assert len(tensors) == 729 and 2 * numbers == 16_584_333_312  # total_size of its index, in bf16
+
+
 def test_windows_are_as_the_file_says(tmp_path):
   folder = save(tmp_path / 'm', changed(newer(), ('vision_config', 'fullatt_block_indexes'), [0, 1, 2]), tensors())
   assert [vl.load(folder)[0].vision.window(l) for l in (1, 2, 3)] == [0, 0, 0]
@@ -119,8 +148,7 @@ def test_pictures_are_prepared_as_the_folder_says(tmp_path):
   assert vl.processor(tmp_path, config, max_pixels=1024).max_pixels == 1024
   file.write_text(json.dumps({'size': {'shortest_edge': 64, 'longest_edge': 2048}}))
   assert (vl.processor(tmp_path, config).min_pixels, vl.processor(tmp_path, config).max_pixels) == (64, 2048)
-  for values, word in (({'resample': 2}, 'resample'), ({'patch_size': 14}, 'patch_size'), ({'do_normalize': False}, 'do_normalize'),
-                       ({'rescale_factor': 0.5}, 'rescale_factor')):
-    file.write_text(json.dumps(values))
-    with pytest.raises(UserError, match=word):
+  for name, value in {'resample': 2, 'patch_size': 14, 'do_normalize': False, 'rescale_factor': 0.5}.items():
+    file.write_text(json.dumps({name: value}))
+    with pytest.raises(UserError, match=name):
       vl.processor(tmp_path, config)
