@@ -58,12 +58,14 @@ def measure(model, items, out, *, limit: int = 0, max_pixels: int = 0, dtype: st
   asked = mmmu.read(items)
   chosen = asked.items[:limit or None]
   folder = files.absolute(out)
+  dtype = dtype or param.resolve_precision('auto')
   config, params, tokenizer = _opened(model, dtype)
   processor = vl_interop.processor(model, config, max_pixels=max_pixels or None)
   ids = mmmu.Ids(config.start_id, config.image_id, config.end_id)
   mmmu.prompt(chosen[0], tokenizer, processor, ids)  # what the tokenizer lacks is said before long work
-  _claim(folder, {'model': str(files.absolute(model)), 'items': asked.hash, 'config': config_lib.to_dict(config),
-                  'tokenizer': tokenizer.hash, 'processor': config_lib.to_dict(processor), 'weights': _mark(params)})
+  _claim(folder, {'model': str(files.absolute(model)), 'items': asked.hash, 'dtype': dtype,
+                  'config': config_lib.to_dict(config), 'tokenizer': tokenizer.hash,
+                  'processor': config_lib.to_dict(processor), 'weights': _mark(params)})
   done = _records(folder / RECORDS)[:len(chosen)]
   with open(folder / RECORDS, 'a', encoding='utf-8') as sink:
     for item in tqdm.tqdm(chosen[len(done):], initial=len(done), total=len(chosen), unit='question'):
@@ -71,7 +73,7 @@ def measure(model, items, out, *, limit: int = 0, max_pixels: int = 0, dtype: st
       sink.write(json.dumps(files.finite(done[-1])) + '\n')
       sink.flush()
   result = summary(config, done, seed) | {
-      'model': str(model), 'chance': mmmu.Items(chosen, 0, '').chance, 'skipped': asked.skipped,
+      'model': str(model), 'dtype': dtype, 'chance': mmmu.Items(chosen, 0, '').chance, 'skipped': asked.skipped,
       'seconds': time.perf_counter() - start}
   files.write_json(folder / RESULT, files.finite(result))
   draw(result, folder)
@@ -80,7 +82,6 @@ def measure(model, items, out, *, limit: int = 0, max_pixels: int = 0, dtype: st
 
 def _opened(model, dtype: str):
   """(VLConfig, stacked parameters, tokenizer) of a folder, in the type asked for."""
-  dtype = dtype or param.resolve_precision('auto')
   config, params, tokenizer = vl_interop.load(model, dtype=dtype)
   if tokenizer is None:
     raise UserError(f'{model} holds no tokenizer; put the tokenizer.json of the model there.')

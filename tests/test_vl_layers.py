@@ -97,6 +97,8 @@ def test_a_study_goes_on_behind_its_last_whole_line(folder, found, tmp_path):
 def test_another_study_is_not_continued(folder, found, tmp_path):
   with pytest.raises(UserError, match='another processor'):
     vl_layers.measure(*folder, found[1], max_pixels=256)
+  with pytest.raises(UserError, match='another dtype'):
+    vl_layers.measure(*folder, found[1], dtype='bfloat16')
   (tmp_path / 'notes.txt').write_text('mine')
   with pytest.raises(UserError, match='not empty'):
     vl_layers.measure(*folder, tmp_path)

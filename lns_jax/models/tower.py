@@ -56,11 +56,17 @@ def ends(config: config_lib.ModelConfig) -> dict[str, nn.Module]:
 
 
 def embed(config: config_lib.ModelConfig, params, patches: jax.Array, segment_ids=None) -> jax.Array:
-  """[B, T, numbers] -> [B, T, D] in the compute type. Raises UserError for patches of another size."""
+  """[B, T, numbers] -> [B, T, D] in the compute type.
+
+  Raises UserError for patches of another size, or without what `vl.arrange` says of where they stand.
+  """
   if patches.shape[-1] != patch_numbers(config):
     raise UserError(f'patches of {patches.shape[-1]} numbers do not fit a tower whose patches have '
                     f'{config.channels} x {config.frames} x {config.patch_size} x {config.patch_size} = '
                     f'{patch_numbers(config)}.')
+  if segment_ids is None:
+    raise UserError('a vision tower needs to know where patches stand: segment_ids, coordinates and windows, as '
+                    'lns_jax.models.vl.arrange makes them.')
   return param.dot('BTP,PD->BTD', patches.astype(param.dtypes(config)[1]), params['embed']['patch'])
 
 

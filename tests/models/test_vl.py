@@ -11,8 +11,11 @@ from flax import traverse_util
 import vl_tiny
 from lns_jax import depth
 from lns_jax.errors import UserError
-from lns_jax.models import grids, layout, tower, transformer, vl
+from lns_jax.models import grids, tower, transformer, vl
 
+apply = jax.jit(transformer.apply, static_argnums=0)
+forward = jax.jit(vl.forward, static_argnums=0)
+vl_states = jax.jit(vl.states, static_argnums=0)
 CLOSE = dict(rtol=0, atol=1e-4)  # of numbers of order 1 to 30; 4e-5 was the largest difference seen
 
 
@@ -79,8 +82,15 @@ def test_a_text_without_images_is_that_of_the_decoder_alone(model):
   config, params = model
   tokens = np.arange(12).reshape(2, 6)
   batch = vl.arrange(config, tokens, np.zeros((0, 24)), np.zeros((0, 3)))
-  np.testing.assert_allclose(vl.forward(config, params, batch),
-                             transformer.forward(config.text, params['text'], tokens), atol=1e-6)
+  np.testing.assert_allclose(forward(config, params, batch), apply(config.text, params['text'], {'tokens': tokens})[0],
+                             atol=1e-5)
+
+
+def test_a_row_by_itself_is_as_among_others(model, reference):
+  # its images are of different length and no token is padding: cells that are padding must go nowhere
+  one = vl.arrange(model[0], reference['tokens'][:1], reference['pixels'][:92], reference['grid'][:2])
+  assert (one['slots'] == one['tokens'].size).sum() == 7
+  np.testing.assert_allclose(forward(*model, one)[0], reference['logits'][0], **CLOSE)
 
 
 def test_padding_of_images_changes_nothing(model, reference, batch):
@@ -88,8 +98,8 @@ def test_padding_of_images_changes_nothing(model, reference, batch):
   longer = vl.arrange(config, reference['tokens'], reference['pixels'], reference['grid'],
                       segment_ids=reference['mask'], most_patches=72)
   assert longer['vision']['patches'].shape[1] == 72
-  forward = jax.jit(lambda b: vl.forward(config, params, b))
-  np.testing.assert_allclose(real(reference, forward(longer)), real(reference, forward(batch)), atol=1e-5)
+  np.testing.assert_allclose(real(reference, forward(config, params, longer)),
+                             real(reference, forward(config, params, batch)), atol=1e-5)
 
 
 @pytest.mark.parametrize('change, words', [
@@ -114,6 +124,8 @@ def test_what_does_not_fit_is_refused(model, reference, change, words):
 def test_patches_of_another_size_are_refused(model, batch):
   with pytest.raises(UserError, match='12 numbers.*3 x 2 x 2 x 2 = 24'):
     tower.embed(model[0].vision, model[1]['vision'], batch['vision']['patches'][..., :12])
+  with pytest.raises(UserError, match='vl.arrange'):
+    transformer.forward(model[0].vision, model[1]['vision'], batch['vision']['patches'])
 
 
 def test_a_removed_layer_leaves_the_others_as_they_are(model, batch):
@@ -126,9 +138,9 @@ def test_a_removed_layer_leaves_the_others_as_they_are(model, batch):
     np.testing.assert_array_equal(leaf, flat[name])
   silent = jax.tree.map(jnp.zeros_like, params['vision']['layers']['2'])  # adds nothing to the stream
   quiet = params | {'vision': params['vision'] | {'layers': params['vision']['layers'] | {'2': silent}}}
-  forward = lambda c, p: jax.jit(lambda p: vl.forward(c, p, batch))(p)
-  np.testing.assert_allclose(forward(config_less, less), forward(config, quiet), atol=1e-5)
-  assert np.abs(forward(config_less, less) - forward(config, params)).max() > 1e-2
+  without = forward(config_less, less, batch)
+  np.testing.assert_allclose(without, forward(config, quiet, batch), atol=1e-5)
+  assert np.abs(without - forward(config, params, batch)).max() > 1e-2
   with pytest.raises(UserError, match="no tower 'visoin'.*'vision'"):
     vl.remove_layers(config, params, 'visoin', [2])
 
@@ -139,17 +151,18 @@ def test_measures_of_depth_take_either_tower(model, batch, name):
   of = batch['vision'] if name == 'vision' else vl.text_batch(config, params, batch)
   tower_config, p = getattr(config, name), params[name]
   L = tower_config.num_layers
-  states = np.asarray(transformer.states(tower_config, p, transformer.inputs(tower_config, of),
-                                         **transformer.placement(of)), np.float64)
+  states = np.asarray(vl_states(config, params, batch)[name], np.float64)
   keep = np.asarray(of['segment_ids']) > 0
-  variance = depth.variance(tower_config, p, [of])
-  np.testing.assert_allclose(variance.value, states[:, keep].var(axis=-1).mean(axis=-1), rtol=1e-5)
-  assert np.isfinite(depth.angular(tower_config, p, [of]).value[0, :L]).all()
+  found = depth.profile(tower_config, p, [of])
+  np.testing.assert_allclose(found['variance'].value, states[:, keep].var(axis=-1).mean(axis=-1), rtol=1e-5)
+  unit = states[:, keep] / np.linalg.norm(states[:, keep], axis=-1, keepdims=True)
+  angles = np.arccos(np.sum(unit[:-1] * unit[1:], axis=-1)) / np.pi
+  np.testing.assert_allclose(found['angular'].value[0, :L], angles.mean(axis=-1), rtol=1e-4)
   drop = depth.layer_drop(tower_config, p, [of], score_fn=total)
   expected = []
   for l in tower_config.layer_ids:
     c, q = transformer.remove_layers(tower_config, p, [l])
-    expected.append(np.mean(total(transformer.apply(c, q, of)[0], of)[0]) - drop['baseline'].value)
+    expected.append(np.mean(total(apply(c, q, of)[0], of)[0]) - drop['baseline'].value)
   np.testing.assert_allclose(drop['layer_drop'].value, expected, atol=1e-4)
 
 
@@ -173,5 +186,5 @@ def test_towers_that_do_not_fit_are_refused(model):
 
 def test_fresh_parameters_have_the_shapes_of_imported_ones(model):
   config, params = model
-  shapes = lambda tree: jax.tree.map(jnp.shape, layout.unstack(tree))
-  assert shapes(vl.init(config, jax.random.key(0))) == shapes(params)
+  shapes = lambda tree: jax.tree.map(jnp.shape, tree)
+  assert shapes(jax.eval_shape(lambda: vl.init(config, jax.random.key(0)))) == shapes(params)
