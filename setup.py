@@ -29,6 +29,7 @@ setuptools.setup(
         'numpy>=2.0',
         'optax>=0.2.8',
         'orbax-checkpoint>=0.12',
+        'pillow>=10',  # pictures of vision-language models
         'pyarrow>=17',  # Parquet
         'scipy>=1.13',
         'sentencepiece>=0.2',

@@ -73,12 +73,20 @@ class ModelConfig(Section):
   NAME = 'model'
   family: str = setting(
       'decoder', 'decoder: tokens in, rotary positions, a next token at each; vit: images in, learned positions, one '
-      'class an image; encoder: BERT, tokens in, learned positions, a norm behind the embedding.',
-      choices=('decoder', 'vit', 'encoder'))
+      'class an image; encoder: BERT, tokens in, learned positions, a norm behind the embedding; tower: the vision '
+      'tower of a Qwen2.5-VL, patches in, what its decoder reads out, never trained alone.',
+      choices=('decoder', 'vit', 'tower', 'encoder'))
   vocab_size: int = setting(32000, 'V: rows of the embedding and of the head.', low=2, family=TEXT)
   image_size: int = setting(224, 'Height and width of an image.', low=1, family='vit')
-  patch_size: int = setting(16, 'Height and width of a patch, which becomes one token.', low=1, family='vit')
-  channels: int = setting(3, 'C: numbers of a pixel.', low=1, family='vit')
+  patch_size: int = setting(
+      16, 'Height and width of a patch, which becomes one token.', low=1, family=('vit', 'tower'))
+  channels: int = setting(3, 'C: numbers of a pixel.', low=1, family=('vit', 'tower'))
+  frames: int = setting(2, 'Frames that a patch spans; an image is repeated.', low=1, family='tower')
+  merge: int = setting(2, 'Side of the square of patches that leave as one embedding.', low=1, family='tower')
+  out_width: int = setting(3584, 'Width of the embeddings that leave: D of the decoder.', low=1, family='tower')
+  window_size: int = setting(
+      0, 'Height and width, in pixels, of the windows into which layers divide an image; 0: none.', low=0,
+      family='tower')
   num_classes: int = setting(1000, 'Classes that the head tells apart.', low=2, family='vit')
   pooling: str = setting(
       'cls', 'What the head reads: cls, a learned token before the patches; mean, the mean of the patches alone.',
@@ -107,7 +115,8 @@ class ModelConfig(Section):
       'mlm', 'mlm: the token at each position (dense, GELU, norm, decoder with a bias); squad: where an answer starts '
       'and ends; none: a model of states alone.', choices=('mlm', 'squad', 'none'), family='encoder')
   window_layers: tuple[int, ...] = setting(
-      (), 'Ids of the layers that sliding_window holds for (Qwen2, Qwen3); empty: all.', family='decoder')
+      (), 'Ids of the layers that sliding_window (Qwen2, Qwen3) or window_size holds for; empty: all.',
+      family=('decoder', 'tower'))
   causal: bool = setting(True, 'Whether a position sees only itself and its past; an encoder sees all of its document.')
   layer_ids: tuple[int, ...] = setting((), "1-based identity of each block in the original model; empty: 1..L.")
   depth: int = setting(0, 'L of the original model, which factors refer to; 0: num_layers.', low=0)
@@ -136,8 +145,12 @@ class ModelConfig(Section):
   max_positions: int = setting(
       0, 'Rows of the table of learned positions; of rotary ones the longest text that the model is for, 0: unknown.',
       low=0, family=TEXT)
-  rope_base: float = setting(10000.0, 'Base of the rotary position embedding.', above=1.0, family='decoder')
+  rope_base: float = setting(
+      10000.0, 'Base of the rotary position embedding.', above=1.0, family=('decoder', 'tower'))
   rope_scaling: RopeScaling = setting(RopeScaling(), 'Frequencies for longer texts.', family='decoder')
+  rope_sections: tuple[int, ...] = setting(
+      (), 'Numbers of frequencies that turn by each axis of the positions (M-RoPE); empty: one axis.',
+      family='decoder')
   tie_embeddings: bool = setting(False, 'Whether the head is the embedding.', family=TEXT)
   precision: str = setting('auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS)
   loop: str = setting(
@@ -201,6 +214,11 @@ class ModelConfig(Section):
     scaling = self.rope_scaling
     if self.family == 'decoder' and self.positions == 'rotary' and self.head_dim % 2:
       raise UserError(f'model.head_dim = {self.head_dim} must be even for rotary positions.')
+    if self.family == 'tower' and self.head_dim % 4:
+      raise UserError(f'model.head_dim = {self.head_dim} must be a multiple of 4 for rotary positions of two axes.')
+    if self.rope_sections and (sum(self.rope_sections) != self.head_dim // 2 or min(self.rope_sections) < 1):
+      raise UserError(f'model.rope_sections = {self.rope_sections} must be positive and add up to model.head_dim / 2 = '
+                      f'{self.head_dim // 2}.')
     if self.positions == 'learned' and not self.max_positions:
       raise UserError('model.positions = learned needs model.max_positions, the rows of its table.')
     if scaling.kind != 'none' and (self.family != 'decoder' or self.positions != 'rotary'):
@@ -217,21 +235,23 @@ class ModelConfig(Section):
 
   def _check_windows(self):
     """Refuses layers with a window where there is none, or that there are not; of removed layers none are left."""
-    if self.window_layers and not self.sliding_window:
-      raise UserError(f'model.window_layers = {self.window_layers} needs model.sliding_window.')
+    name = 'window_size' if self.family == 'tower' else 'sliding_window'
+    if self.window_layers and not getattr(self, name):
+      raise UserError(f'model.window_layers = {self.window_layers} needs model.{name}.')
     outside = [l for l in self.window_layers if not 1 <= l <= self.depth]
     if outside:
       raise UserError(f'model.window_layers names layer {outside[0]}; the layers are 1 to {self.depth}.')
 
   def window(self, layer: int) -> int:
-    """Keys that a query of the layer sees at most; 0: all."""
-    return self.sliding_window if not self.window_layers or layer in self.window_layers else 0
+    """Keys that a query of the layer sees at most, or the size of its windows of an image; 0: all."""
+    size = self.window_size if self.family == 'tower' else self.sliding_window
+    return size if not self.window_layers or layer in self.window_layers else 0
 
   def _check_family(self):
     """Refuses settings that the family cannot have."""
     self.refuse_foreign(self.family)
     if self.family != 'decoder' and self.causal:
-      whole = {'vit': 'image', 'encoder': 'text'}[self.family]
+      whole = 'text' if self.family == 'encoder' else 'image'
       raise UserError(f'model.family = {self.family} sees the whole {whole}: of model.causal only False is allowed.')
     if self.family == 'encoder':
       if not self.max_positions:
@@ -240,6 +260,11 @@ class ModelConfig(Section):
       if self.tie_embeddings and self.head != 'mlm':
         raise UserError(f'model.tie_embeddings = True needs model.head = mlm; model.head = {self.head} predicts no '
                         'tokens.')
+    if self.family == 'tower':
+      cell = self.patch_size * self.merge
+      if self.window_size and self.window_size < cell:
+        raise UserError(f'model.window_size = {self.window_size} is less than model.patch_size * model.merge = {cell}, '
+                        'the least that a window holds; 0 is none.')
     if self.family == 'vit':
       if self.image_size % self.patch_size:
         fits = [p for p in range(1, self.image_size + 1) if self.image_size % p == 0]
@@ -421,6 +446,8 @@ class RunConfig(Section):
   def check(self):
     for section in (self.data, self.train, self.eval):
       section.refuse_foreign(self.model.family)
+    if self.model.family == 'tower':
+      raise UserError('model.family = tower predicts nothing by itself; a run trains decoder or vit.')
     if self.model.family == 'decoder' and not self.model.causal:
       raise UserError('model.causal = False shows every position the token that it is to predict; a run on text needs '
                       'model.causal = True.')

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 import transformers
 
+import make_vl_fixtures
+
 FOLDER = pathlib.Path(__file__).parent / 'fixtures'
 B, T, PROMPT, NEW, CUT = 2, 32, 5, 16, 19  # CUT: where a row of two packed documents is divided
 
@@ -210,6 +212,8 @@ def main():
     save(family.lower(), forward_reference(model, tokens, SHORT_CUT), config=settings, cut=SHORT_CUT)
   save('vit', vision_reference(len(LLAMAS) + len(OTHERS) + 1), config=VIT)
   save('bert', encoder_reference(20), config=BERT)
+  for name, found, meta in make_vl_fixtures.fixtures(21):
+    save(name, found, **meta)
 
 
 if __name__ == '__main__':

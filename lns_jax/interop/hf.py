@@ -1,5 +1,7 @@
 """Models that others have stored, as ours: one tensor at a time, each placed before the next is read."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,8 @@ RECORD = 'lns_jax'  # the field of config.json in which an export says what was 
 THEIRS = 'max_sequence_length'  # a field that only the paper's code writes, and nobody reads
 
 
-def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=None) -> tuple[ModelConfig, dict]:
+def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=None,
+         known: Mapping[str, families.Family] = families.FAMILIES) -> tuple[ModelConfig, dict]:
   """(settings, parameters with one entry a layer).
 
   Args:
@@ -23,13 +26,14 @@ def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=No
     scheme: norm placement of weights that do not say theirs: those of the paper's code call themselves plain Llama.
     dtype: type that parameters are cast to, learned factors apart; as stored by default.
     sharding: where they are placed: one for all, or a tree; the default device by default.
+    known: the families that the weights may be of, by model_type.
 
   Raises:
     UserError: a field of config.json is not understood; a tensor is missing, misshapen, or one that no part of the
       model stands for.
   """
   where = weights.path / 'config.json' if weights.path.is_dir() else weights.path
-  family, settings = families.of(weights.config, where)
+  family, settings = families.of(weights.config, where, known)
   if scheme is None and THEIRS in weights.config and RECORD not in weights.config:
     logging.warning("%s is one of the paper's code, which does not say where the norms' factors are: it is opened as "
                     'scheme %s; pass scheme=lns (import_hf.py --scheme=lns) for a model trained with LayerNorm Scaling.',
@@ -65,7 +69,7 @@ def _check(weights: Weights, config: ModelConfig, entries, stored: dict[str, str
   parts = {}
   for e, shape in zip(entries, names.shapes(config).values()):
     wanted = jax.eval_shape(lambda x, e=e: e.write(x, config), shape).shape
-    parts.setdefault(stored[e.ours], []).append((*wanted[:-1], wanted[-1] * e.part[1]))
+    parts.setdefault(stored[e.ours], []).append(e.whole(wanted))
   for name, wanted in parts.items():
     if name not in weights.shapes:
       raise UserError(f'{weights.path} has no tensor {name}, which its config.json asks for.')

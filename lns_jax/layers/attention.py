@@ -5,6 +5,7 @@ import typing
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lns_jax import config as config_lib
 from lns_jax.layers import param, rope
@@ -26,26 +27,46 @@ class Context(typing.NamedTuple):
   sin_BTf: jax.Array | None
   step: jax.Array | float | None = None  # finished updates, for factors that grow with them
   past: Past | None = None  # None: the rows are whole
+  windows_BT: jax.Array | None = None  # segments of the layers that divide an image into windows
 
 
-def context(config: config_lib.ModelConfig, x_BT: jax.Array, segment_ids_BT: jax.Array | None,
-            step: jax.Array | None = None, past: Past | None = None) -> Context:
-  """Rotary tables and mask ingredients; positions restart at every segment.
+def context(config: config_lib.ModelConfig, x_BT: jax.Array, segment_ids: jax.Array | None = None,
+            step: jax.Array | None = None, past: Past | None = None, *, coordinates: jax.Array | None = None,
+            windows: jax.Array | None = None) -> Context:
+  """Rotary tables and mask ingredients.
 
   x_BT: tokens or the stream [B, T, ...], of which only T is read.
+  segment_ids: [B, T]; None: one document a row.
   step: finished updates while training; otherwise those of `config.ramp_step`.
   past: of rows whose beginning is cached; they have no segments.
+  coordinates: [B, T, axes] positions; by default one axis, which restarts at every segment.
+  windows: [B, T] segments of the layers that divide an image into windows.
   """
   if step is None and config.ramp_step >= 0:
     step = float(config.ramp_step)
-  if config.family != 'decoder' or config.positions != 'rotary':
-    return Context(segment_ids_BT, None, None, step, past)
-  positions_BT = positions(x_BT.shape[1], segment_ids_BT, past)
+  if config.family in ('vit', 'encoder') or config.positions != 'rotary':
+    return Context(segment_ids, None, None, step, past)
+  if coordinates is None:
+    coordinates = positions(x_BT.shape[1], segment_ids, past)[..., None]
   dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
-  length_B1 = jnp.max(positions_BT, axis=1, keepdims=True) + 1
-  turn = rope.rotation(config.rope_base, config.head_dim // 2, config.rope_scaling, dtype, length_B1)
-  angles = positions_BT[..., None].astype(dtype) * turn.frequencies
-  return Context(segment_ids_BT, times(jnp.cos(angles), turn.factor), times(jnp.sin(angles), turn.factor), step, past)
+  length_B1 = jnp.max(coordinates, axis=(1, 2))[:, None] + 1
+  repeats = 2 if config.family == 'tower' else 1  # rows and columns of patches have the same frequencies
+  turn = rope.rotation(config.rope_base, config.head_dim // 2 // repeats, config.rope_scaling, dtype, length_B1)
+  frequencies = jnp.concatenate([turn.frequencies] * repeats, axis=-1)
+  angles = coordinates[..., axis_of(config, coordinates.shape[-1])].astype(dtype) * frequencies
+  cos, sin = times(jnp.cos(angles), turn.factor), times(jnp.sin(angles), turn.factor)
+  return Context(segment_ids, cos, sin, step, past, windows)
+
+
+def axis_of(config: config_lib.ModelConfig, axes: int) -> np.ndarray:
+  """[head_dim / 2]: the axis of the coordinates that each frequency turns by; a single axis stands for all.
+
+  With M-RoPE (arXiv 2409.12191) the first ones turn by time, the next by row, the last by column; in a vision tower
+  half of them by row and half by column.
+  """
+  half = config.head_dim // 2
+  sections = (half // 2,) * 2 if config.family == 'tower' else config.rope_sections
+  return np.zeros(half, int) if axes == 1 or not sections else np.repeat(np.arange(len(sections)), sections)
 
 
 def positions(T: int, segment_ids_BT: jax.Array | None, past: Past | None = None) -> jax.Array:
@@ -71,19 +92,22 @@ def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
 def mask(config: config_lib.ModelConfig, ctx: Context, T: int, layer: int, S: int | None = None) -> jax.Array:
   """[B or 1, T, S], True where a query (axis 1) of the layer may see a key (axis 2); S: slots of a cache, else T.
 
-  Its own document; of that, if causal, itself and its past; and of that the layer's window of last keys, itself
-  included, as transformers counts them.
+  Its own document, or window of an image; of that, if causal, itself and its past; and of that the layer's window of
+  last keys, itself included, as transformers counts them.
   """
   taken = 0 if ctx.past is None else ctx.past.taken
   ago = (taken + jnp.arange(T))[:, None] - jnp.arange(T if S is None else S)
   seen = ago >= (0 if config.causal else -T)
-  if config.window(layer):
+  parts_BT = ctx.segment_ids_BT
+  if config.window(layer) and config.family == 'tower':
+    parts_BT = ctx.windows_BT
+  elif config.window(layer):
     seen &= ago < config.window(layer)
   if ctx.past is not None:
     return seen & (jnp.arange(S) >= ctx.past.first_B[:, None])[:, None]
-  if ctx.segment_ids_BT is None:
+  if parts_BT is None:
     return seen[None]
-  return seen & (ctx.segment_ids_BT[:, :, None] == ctx.segment_ids_BT[:, None, :])
+  return seen & (parts_BT[:, :, None] == parts_BT[:, None, :])
 
 
 def clip(x: jax.Array, limit: float) -> jax.Array:

@@ -1,7 +1,7 @@
 """A model: input, blocks, final norm, head, as pure functions of (config, params, input).
 
 The families differ in what lies before and behind the blocks, and in nothing else: each is a module (`decoder`,
-`vit`, `encoder`) with the same functions, which `family` finds.
+`vit`, `encoder`, `tower`) with the same functions, which `family` finds.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from lns_jax import config as config_lib
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, block, completep, param, schemes
 from lns_jax.layers.norms import Norm, times, wide
-from lns_jax.models import decoder, encoder, layout, vit
+from lns_jax.models import decoder, encoder, layout, tower, vit
 
 # From a block's `out` to what the caller wants of it; called inside the loop over layers.
 Read = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
@@ -27,7 +27,7 @@ STREAM = ('batch', 'seq', 'stream')  # logical axes of x_BTD
 DRAWS = ('embed', 'final_norm', 'head', 'embed_norm', 'positions')
 
 
-FAMILIES = {'decoder': decoder, 'vit': vit, 'encoder': encoder}
+FAMILIES = {'decoder': decoder, 'vit': vit, 'encoder': encoder, 'tower': tower}
 
 
 def family(config: config_lib.ModelConfig):
@@ -53,6 +53,11 @@ def typed(config: config_lib.ModelConfig, tokens: jax.Array, token_types: jax.Ar
   if config.family != 'encoder':
     raise UserError(f'token_types belong to model.family = encoder; a model of family {config.family} takes none.')
   return encoder.Typed(tokens, token_types)
+
+
+def placement(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+  """What a batch says of where tokens stand and which see each other, as keywords of `attention.context`."""
+  return {name: batch[name] for name in ('segment_ids', 'coordinates', 'windows') if name in batch}
 
 
 def _modules(config: config_lib.ModelConfig) -> dict[str, tuple[nn.Module, tuple]]:
@@ -111,7 +116,7 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
     x_BTD = x_BTD.astype(wide(x_BTD))
     mean = lambda v: jnp.sum(w_BT * jnp.mean(v, axis=-1)) / jnp.sum(w_BT)
     return mean(jnp.square(x_BTD - mean(x_BTD)))
-  x_BTD, ctx = enter(config, params, inputs(config, batch), batch.get('segment_ids'))
+  x_BTD, ctx = enter(config, params, inputs(config, batch), **placement(batch))
   def layer(carry, p):
     x_BTD, square = carry
     for sub in schemes.SUBLAYERS:  # the second pass through the block has both factors
@@ -125,19 +130,20 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
   return layout.native(stacked | {'layers': {name: jax.lax.scan(layer, start, of_layers)[1]}}, config)
 
 
-def enter(config: config_lib.ModelConfig, params, tokens, segment_ids_BT=None,
-          step=None, past: attention.Past | None = None) -> tuple[jax.Array, attention.Context]:
+def enter(config: config_lib.ModelConfig, params, tokens, segment_ids=None, step=None,
+          past: attention.Past | None = None, **placed) -> tuple[jax.Array, attention.Context]:
   """What `inputs` gives -> (the stream that enters layer 1, [B, T, D] in the compute type; what every layer shares).
 
-  step: as of `stream`. past: of rows of text whose beginning is cached, see `lns_jax.models.decode`.
+  segment_ids, placed: see `placement`. step: as of `stream`. past: of rows of text whose beginning is cached, see
+  `lns_jax.models.decode`.
   """
   if past is None:
-    x_BTD = family(config).embed(config, params, tokens, segment_ids_BT)
+    x_BTD = family(config).embed(config, params, tokens, segment_ids)
   else:
     x_BTD = decoder.embed(config, params, tokens, past=past)
   if config.has_embed_norm:
     x_BTD = Norm(config).apply({'params': params.get('embed_norm', {})}, x_BTD)
-  return nn.with_logical_constraint(x_BTD, STREAM), attention.context(config, x_BTD, segment_ids_BT, step, past)
+  return nn.with_logical_constraint(x_BTD, STREAM), attention.context(config, x_BTD, segment_ids, step, past, **placed)
 
 
 def final_norm(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
@@ -214,13 +220,14 @@ def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attent
   return x_BTD, {int(l): of_layer for l, of_layer in layout.single(kept).items()}
 
 
-def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids_BT=None,
-           read: Read = lambda out: {}, step=None):
+def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids=None,
+           read: Read = lambda out: {}, step=None, **placed):
   """Embedding and blocks. Returns (stream before the final norm [B, T, D], {0: {'out': embedding}, l: kept}).
 
+  segment_ids, placed: see `placement`.
   step: finished updates while training, which ProRes' factors grow with; else `config.ramp_step` says.
   """
-  x_BTD, ctx = enter(config, params, tokens, segment_ids_BT, step)
+  x_BTD, ctx = enter(config, params, tokens, segment_ids, step, **placed)
   kept = {0: read({'out': x_BTD})}
   x_BTD, per_layer = layers(config, params, x_BTD, ctx, read)
   return x_BTD, kept | per_layer
@@ -228,29 +235,31 @@ def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_id
 
 def before_head(config: config_lib.ModelConfig, params, batch, read: Read = lambda out: {}, step=None):
   """What the head reads of a batch: (final norm of the last stream [B, T, D], kept as of `stream`)."""
-  x_BTD, kept = stream(config, params, inputs(config, batch), batch.get('segment_ids'), read, step)
+  x_BTD, kept = stream(config, params, inputs(config, batch), read=read, step=step, **placement(batch))
   return final_norm(config, params, x_BTD), kept
 
 
-def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None,
-            token_types=None) -> jax.Array:
+def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None, token_types=None,
+            **placed) -> jax.Array:
   """tokens [B, T] -> logits [B, T, V] float32; or images [B, S, S, C] -> logits [B, classes].
 
   Segment 0 is padding; positions restart at each segment. Of an encoder: token_types [B, T] are 0 by default; with
-  model.head = squad the logits are [B, T, 2], with none there are none, which is a UserError.
+  model.head = squad the logits are [B, T, 2], with none there are none, which is a UserError. placed: 'coordinates',
+  'windows' as of `attention.context`.
   """
-  x_BTD, _ = stream(config, params, typed(config, tokens, token_types), segment_ids)
+  x_BTD, _ = stream(config, params, typed(config, tokens, token_types), segment_ids, **placed)
   return head(config, params, x_BTD)
 
 
-def states(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None,
-           token_types=None) -> jax.Array:
+def states(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None, token_types=None,
+           **placed) -> jax.Array:
   """The residual stream [L+1, B, T, D]: the embedding, then after each block, all before the final norm.
 
   tokens [B, T]; or images [B, S, S, C] of a ViT, whose T are the CLS token, if it has one, and the patches in rows.
+  placed: as of `forward`.
   """
   _, kept = stream(config, params, typed(config, tokens, token_types), segment_ids,
-                   read=lambda out: {'out': out['out']})
+                   lambda out: {'out': out['out']}, **placed)
   return jnp.stack([kept[l]['out'] for l in (0, *config.layer_ids)])
 
 
@@ -280,8 +289,8 @@ def apply(config: config_lib.ModelConfig, params, batch: Mapping[str, jax.Array]
       raise UserError(f"no intermediate is called {t!r}; there are 'embed' and layers/l/field with field one of "
                       f"{', '.join(n.split('/')[2] for n in names[1:10])}.")
   fields = {n.split('/')[-1] for n in wanted} - {'embed'} | {'out'}
-  x_BTD, kept = stream(config, params, inputs(config, batch), batch.get('segment_ids'),
-                       read=lambda out: {f: v for f, v in out.items() if f in fields})
+  x_BTD, kept = stream(config, params, inputs(config, batch),
+                       read=lambda out: {f: v for f, v in out.items() if f in fields}, **placement(batch))
   find = lambda n: kept[0]['out'] if n == 'embed' else kept[int(n.split('/')[1])][n.split('/')[2]]
   return head(config, params, x_BTD), {n: find(n) for n in wanted}
 
