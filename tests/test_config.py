@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from lns_jax import advice, settings
+from lns_jax import advice
 from lns_jax import config as c
 from lns_jax.errors import UserError
 from lns_jax.layers import schemes

@@ -18,7 +18,6 @@ from lns_jax.errors import UserError, nearest
 from lns_jax.interop import card, families, fold, hf, names, shards, theirs, tokenizer_files, weights
 from lns_jax.interop.load import is_run, load, load_run_config
 from lns_jax.interop.save import new_folder
-from lns_jax.layers import schemes
 from lns_jax.models import layout, transformer
 from lns_jax.train import run_info
 

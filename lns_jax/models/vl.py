@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lns_jax.config import ModelConfig

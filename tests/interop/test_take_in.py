@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -15,7 +14,6 @@ from hf_folders import folder, reference, settings, tensors, write
 from lns_jax import UserError, presets, runs
 from lns_jax.data import tokenizers
 from lns_jax.interop import from_bin, take_in
-from lns_jax.layers import schemes
 from test_cli import command
 
 
