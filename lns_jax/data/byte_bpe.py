@@ -61,7 +61,7 @@ _PROBE = "I'M don't HE'LL 12345 x²½ ٣\n\n  two\t東京、。한 «é» <a>\r\
 
 def name_of(inner) -> str | None:
   """The first split that cuts as a `tokenizers.Tokenizer` does; None: none known."""
-  cuts = lambda made: [at for _, at in made.pre_tokenizer.pre_tokenize_str(_PROBE)] if made.pre_tokenizer else None
+  cuts = lambda made: made.pre_tokenizer.pre_tokenize_str(_PROBE) if made.pre_tokenizer else None
   nfc = inner.normalizer is not None and inner.normalizer.normalize_str('e\u0301') == '\u00e9'
   if inner.normalizer is not None and inner.normalizer.normalize_str(' É \u210c') != ' É \u210c':
     return None  # it does more than NFC

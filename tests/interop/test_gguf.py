@@ -232,6 +232,14 @@ def test_a_file_cut_anywhere_is_refused_in_a_sentence(path):
     assert str(path) in str(error.value) and '\n' not in str(error.value)
 
 
+def test_a_length_beyond_the_file_is_named(path):
+  data = bytearray(write_fixture(path, 'llama_mha_tied').read_bytes())
+  data[24:32] = (2 ** 62).to_bytes(8, 'little')  # of the first key, after letters, version and two counts
+  path.write_bytes(data)
+  with pytest.raises(UserError, match=f'{2 ** 62} bytes are said to follow byte 32'):
+    ours.GGUFWeights(path)
+
+
 def test_damaged_counts_do_not_become_work(path):
   data = write_fixture(path, 'llama_mha_tied').read_bytes()
   for at in range(4, 600):

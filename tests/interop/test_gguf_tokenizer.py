@@ -53,22 +53,40 @@ def test_ids_are_those_of_the_librarys_own_splits(pre, splits, tmp_path):
   assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_ids, tokenizer.adds_bos) == (0, 1, (1,), False)
 
 
-WORDS = "I'M 12345 don't\n\n  x  <a>\r\ny"
+WORDS = "I'Mx 12345 don't\n\n  x  <a>\r\ny"
 
 
 @pytest.mark.parametrize('pre, expected', [  # by reading each pattern from left to right
-    ('gpt-2', ['I', "'", 'M', ' 12345', ' don', "'t", '\n\n ', ' x', ' ', ' <', 'a', '>', '\r', '\n', 'y']),
-    ('smollm', ['I', "'", 'M', ' ', '1', '2', '3', '4', '5', ' don', "'t", '\n\n ', ' x', ' ', ' <', 'a', '>', '\r',
+    ('gpt-2', ['I', "'", 'Mx', ' 12345', ' don', "'t", '\n\n ', ' x', ' ', ' <', 'a', '>', '\r', '\n', 'y']),
+    ('smollm', ['I', "'", 'Mx', ' ', '1', '2', '3', '4', '5', ' don', "'t", '\n\n ', ' x', ' ', ' <', 'a', '>', '\r',
                 '\n', 'y']),
-    ('llama-bpe', ['I', "'M", ' ', '123', '45', ' don', "'t", '\n\n', ' ', ' x', ' ', ' <', 'a', '>\r\n', 'y']),
-    ('qwen2', ['I', "'M", ' ', '1', '2', '3', '4', '5', ' don', "'t", '\n\n', ' ', ' x', ' ', ' <', 'a', '>\r\n', 'y']),
-    ('deepseek-llm', ['I', "'", 'M', ' ', '12345', ' don', "'", 't', '\n', '\n', ' ', ' x', ' ', ' <', 'a', '>', '\r',
+    ('llama-bpe', ['I', "'M", 'x', ' ', '123', '45', ' don', "'t", '\n\n', ' ', ' x', ' ', ' <', 'a', '>\r\n', 'y']),
+    ('qwen2', ['I', "'M", 'x', ' ', '1', '2', '3', '4', '5', ' don', "'t", '\n\n', ' ', ' x', ' ', ' <', 'a', '>\r\n', 'y']),
+    ('deepseek-llm', ['I', "'", 'Mx', ' ', '12345', ' don', "'", 't', '\n', '\n', ' ', ' x', ' ', ' <', 'a', '>', '\r',
                       '\n', 'y']),
 ])
 def test_where_known_models_cut_a_text(pre, expected):
   inner = byte_bpe.build({c: i for i, c in enumerate(byte_bpe.alphabet())}, [], byte_bpe.SPLITS[pre])
   pieces = inner.pre_tokenizer.pre_tokenize_str(WORDS)
   assert [WORDS[a:b] for _, (a, b) in pieces] == expected
+
+
+def test_every_split_is_known_by_what_it_does():
+  vocab = {c: i for i, c in enumerate(byte_bpe.alphabet())}
+  for name, cut in byte_bpe.SPLITS.items():
+    found = byte_bpe.SPLITS[byte_bpe.name_of(byte_bpe.build(vocab, [], cut))]
+    assert (found.patterns, found.nfc, found.whole) == (cut.patterns, cut.nfc, cut.whole), name
+  other = byte_bpe.build(vocab, [])
+  other.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+  assert byte_bpe.name_of(other) is None
+
+
+def test_llama3_takes_a_word_of_the_vocabulary_whole(tmp_path):
+  values = bpe_fields('llama-bpe')
+  values['tokens'][-1], values['token_type'][-1] = 'zqx', NORMAL
+  word = len(values['tokens']) - 1
+  assert opened(tmp_path / 'llama3.gguf', values).encode('zqx').tolist() == [word]
+  assert len(opened(tmp_path / 'qwen2.gguf', values | {'pre': 'qwen2'}).encode('zqx')) == 3  # there is no merge to it
 
 
 def test_special_tokens_are_text_unless_asked_for(tmp_path):

@@ -125,6 +125,15 @@ def test_an_exports_record_comes_along(tmp_path):
   assert file.config['lns_jax'] == {'scheme': 'lns', 'alpha': [1.5]}
 
 
+def test_a_file_that_is_not_the_model_does_not_stay(tmp_path):
+  tensors = hf_folders.tensors('llama')
+  tensors['model.layers.0.mlp.up_proj.weight'] *= 1e6  # more than float16 holds
+  folder = hf_folders.write(tmp_path / 'folder', hf_folders.settings('llama'), [tensors])
+  with pytest.raises(UserError, match='up_proj.weight read again is another'):
+    gguf_write.write(folder, tmp_path / 'model.gguf', dtype='float16')
+  assert [p.name for p in tmp_path.iterdir()] == ['folder']
+
+
 def test_what_gguf_cannot_say_is_refused(tmp_path):
   out = tmp_path / 'o.gguf'
   for name, changes, words in (
