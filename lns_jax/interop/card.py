@@ -43,7 +43,7 @@ def text(name: str, *, model_type: str, auto: str, has_tokenizer: bool, scheme: 
 
 def _placement(model_type: str, scheme: str, scaled: list[str]) -> str:
   """How the model was normalised, and where the factors are now."""
-  said = f'A plain `{model_type}` model, trained with lns_jax under the norm placement `{scheme}`.'
+  said = f'A plain `{model_type}` model, written by lns_jax; its norm placement in training is `{scheme}`.'
   if not scaled:
     return said
   kinds = dict.fromkeys(re.sub(r'\.\d+\.', '.*.', tensor) for tensor in scaled)

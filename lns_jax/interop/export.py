@@ -211,7 +211,7 @@ def _facts(origin: Origin, plain, shapes: dict) -> dict:
   facts = {'parameters': sum(int(np.prod(shape)) for shape in shapes.values()), 'layers': plain.num_layers,
            'layers of the original': plain.depth if plain.depth != plain.num_layers else None,
            'origin': origin.path.name}
-  if origin.run is None:
+  if origin.run is None or not origin.step:  # an imported model's settings are of a training that is to come
     return facts
   info, run, result = run_info.read(origin.path), origin.run, _result(origin)
   unit = 'images' if plain.family == 'vit' else 'tokens'
