@@ -54,8 +54,9 @@ def numpy_cut(logits, temperature, top_k, top_p):
   return found
 
 
-@pytest.mark.parametrize('how', [(1.0, 0, 1.0), (0.5, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.7), (2.0, 8, 0.6), (1.0, 1, 1.0),
-                                 (1.0, 0, 1e-6), (1.0, 999, 0.9)])
+@pytest.mark.parametrize('how', [
+    (1.0, 0, 1.0), (0.5, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.7), (2.0, 8, 0.6), (1.0, 1, 1.0), (1.0, 0, 1e-6),
+    (1.0, 999, 0.9)])
 def test_the_cut_is_temperature_then_k_then_p(how):
   logits = np.random.default_rng(0).normal(0, 2, (1, 32)).astype(np.float32)
   found = jax.nn.softmax(generate.cut(logits, generate.Sampling(*how)), axis=-1)
@@ -137,7 +138,8 @@ def test_mistakes(changes, words):
 
 @pytest.mark.parametrize('settings, words', [
     (dict(positions='learned', max_positions=8), 'a prompt of 6 tokens and 3 new ones are more than 8'),
-    (dict(rope_scaling=RopeScaling('dynamic', factor=2.0, original_length=8)), 'more than 8, where rope_scaling dynamic'),
+    (dict(rope_scaling=RopeScaling('dynamic', factor=2.0, original_length=8)),
+     'more than 8, where rope_scaling dynamic'),
 ])
 def test_a_text_longer_than_positions_serve_is_refused(settings, words):
   config = model(d_model=16, d_ff=32, **settings)
