@@ -38,7 +38,8 @@ def test_a_sentencepiece_space_between_prompt_and_text_stays(tmp_path):
   sentencepiece = pytest.importorskip('sentencepiece')
   (tmp_path / 't.txt').write_text('so it is and so it was and it is so\n' * 50)
   sentencepiece.SentencePieceTrainer.train(
-      input=str(tmp_path / 't.txt'), model_prefix=str(tmp_path / 'm'), vocab_size=24, hard_vocab_limit=False, minloglevel=2)
+      input=str(tmp_path / 't.txt'), model_prefix=str(tmp_path / 'm'), vocab_size=24, hard_vocab_limit=False,
+      minloglevel=2)
   tokenizer = tokenizers.load(tmp_path / 'm.model')
   ids = tokenizer.encode('so it is').tolist()
   cut = len(tokenizer.encode('so').tolist())
