@@ -33,6 +33,8 @@ BIASES = {
     'all': ('q', 'k', 'v', 'o', 'gate', 'up', 'down'),  # GPT-2, BERT, ViT
 }
 
+TEXT = ('decoder', 'encoder')  # families that read tokens
+
 NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt')
 
 
@@ -71,9 +73,9 @@ class ModelConfig(Section):
   NAME = 'model'
   family: str = setting(
       'decoder', 'decoder: tokens in, rotary positions, a next token at each; vit: images in, learned positions, one '
-      'class an image; tower: the vision tower of a Qwen2.5-VL, patches in, what its decoder reads out, never trained '
-      'alone.', choices=('decoder', 'tower', 'vit'))
-  vocab_size: int = setting(32000, 'V: rows of the embedding and of the head.', low=2, family='decoder')
+      'class an image; encoder: BERT, tokens in, learned positions, a norm behind the embedding; tower: the vision '
+      'tower of a Qwen2.5-VL, patches in, what its decoder reads out.', choices=('decoder', 'tower', 'vit', 'encoder'))
+  vocab_size: int = setting(32000, 'V: rows of the embedding and of the head.', low=2, family=TEXT)
   image_size: int = setting(224, 'Height and width of an image.', low=1, family='vit')
   patch_size: int = setting(
       16, 'Height and width of a patch, which becomes one token.', low=1, family=('vit', 'tower'))
@@ -106,6 +108,11 @@ class ModelConfig(Section):
   sliding_window: int = setting(
       0, 'Keys that a query sees at most, the last ones, its own included (Mistral); 0: all of its past.', low=0,
       family='decoder')
+  type_vocab_size: int = setting(
+      2, 'Types of tokens, such as the first and the second text of a pair.', low=1, family='encoder')
+  head: str = setting(
+      'mlm', 'mlm: the token at each position (dense, GELU, norm, decoder with a bias); squad: where an answer starts '
+      'and ends; none: a model of states alone.', choices=('mlm', 'squad', 'none'), family='encoder')
   window_layers: tuple[int, ...] = setting(
       (), 'Ids of the layers that sliding_window (Qwen2, Qwen3) or window_size holds for; empty: all.',
       family=('decoder', 'tower'))
@@ -136,18 +143,36 @@ class ModelConfig(Section):
       choices=('rotary', 'learned'), family='decoder')
   max_positions: int = setting(
       0, 'Rows of the table of learned positions; of rotary ones the longest text that the model is for, 0: unknown.',
-      low=0, family='decoder')
+      low=0, family=TEXT)
   rope_base: float = setting(
       10000.0, 'Base of the rotary position embedding.', above=1.0, family=('decoder', 'tower'))
   rope_scaling: RopeScaling = setting(RopeScaling(), 'Frequencies for longer texts.', family='decoder')
   rope_sections: tuple[int, ...] = setting(
       (), 'Numbers of frequencies that turn by each axis of the positions (M-RoPE); empty: one axis.',
       family='decoder')
-  tie_embeddings: bool = setting(False, 'Whether the head is the embedding.', family='decoder')
+  tie_embeddings: bool = setting(False, 'Whether the head is the embedding.', family=TEXT)
   precision: str = setting('auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS)
   loop: str = setting(
       'unrolled', 'unrolled: static layer index; scan: one compiled body a run.', choices=('unrolled', 'scan'))
   remat: str = setting('none', 'Activations recomputed in the backward pass.', choices=('none', 'full'))
+
+  @property
+  def reads_text(self) -> bool:
+    """Whether its input is tokens."""
+    return self.family in TEXT
+
+  @property
+  def has_embed_norm(self) -> bool:
+    """Whether what enters layer 1 is normalised: that of every encoder, and by some schemes."""
+    return self.family == 'encoder' or schemes.has(self, 'embed_norm')
+
+  @property
+  def has_final_norm(self) -> bool:
+    """Whether a norm lies before the head: everywhere but in an encoder whose last layer ends with one, as BERT's.
+
+    Of the original model's last layer, so that a model with layers removed keeps its own.
+    """
+    return self.family != 'encoder' or not schemes.row(self, self.depth).out_norm
 
   @property
   def has_cls(self) -> bool:
@@ -224,8 +249,16 @@ class ModelConfig(Section):
   def _check_family(self):
     """Refuses settings that the family cannot have."""
     self.refuse_foreign(self.family)
-    if self.family in ('vit', 'tower') and self.causal:
-      raise UserError(f'model.family = {self.family} sees the whole image: of model.causal only False is allowed.')
+    if self.family != 'decoder' and self.causal:
+      whole = {'vit': 'image', 'tower': 'image', 'encoder': 'text'}[self.family]
+      raise UserError(f'model.family = {self.family} sees the whole {whole}: of model.causal only False is allowed.')
+    if self.family == 'encoder':
+      if not self.max_positions:
+        raise UserError('model.family = encoder has a learned vector for each position: model.max_positions must be '
+                        'above 0, such as 512.')
+      if self.tie_embeddings and self.head != 'mlm':
+        raise UserError(f'model.tie_embeddings = True needs model.head = mlm; model.head = {self.head} predicts no '
+                        'tokens.')
     if self.family == 'tower':
       cell = self.patch_size * self.merge
       if self.window_size and self.window_size < cell:
@@ -271,16 +304,16 @@ class DataConfig(Section):
   data_dir: str = setting('', 'TFDS data_dir for tfds: sources.')
   cache_dir: str = setting('', 'Where prepared data go; empty: $LNS_JAX_CACHE, else the user cache folder.')
   text_field: str = setting(
-      'text', 'Name of the field that holds the text in JSONL, Parquet and TFDS records.', family='decoder')
+      'text', 'Name of the field that holds the text in JSONL, Parquet and TFDS records.', family=TEXT)
   tokenizer: str = setting(
       'bpe', 'bpe (trained on the train split), byte, or a .model / tokenizer.json file, or a folder with one.',
-      family='decoder')
+      family=TEXT)
   add_bos: bool = setting(
-      True, 'Whether a document starts with BOS where the tokenizer has one.', family='decoder')
+      True, 'Whether a document starts with BOS where the tokenizer has one.', family=TEXT)
   packing: str = setting(
       'packed', 'packed: documents share rows behind a segment mask; paper: one document a row, cut or padded.',
-      choices=('packed', 'paper'), family='decoder')
-  seq_len: int = setting(256, 'T: positions in a row.', low=2, family='decoder')
+      choices=('packed', 'paper'), family=TEXT)
+  seq_len: int = setting(256, 'T: positions in a row.', low=2, family=TEXT)
   validation_fraction: float = setting(
       0.02, 'Share of documents held out where the source has no validation split.', above=0.0, below=1.0)
   seed: int = setting(0, 'Seed of the order of rows.', low=0, high=2**32 - 1)
@@ -331,7 +364,7 @@ class TrainConfig(Section):
   NAME = 'train'
   steps: int = setting(0, 'Optimizer updates.', low=0)
   tokens: str = setting(
-      '', "Token budget such as '2.2B', '100M' or '1e9': floor(tokens / (batch_size * T)) updates.", family='decoder')
+      '', "Token budget such as '2.2B', '100M' or '1e9': floor(tokens / (batch_size * T)) updates.", family=TEXT)
   epochs: float = setting(0.0, 'Passes over the training rows.', low=0.0, high=1e6)
   batch_size: int = setting(32, 'Rows per update, over all devices and micro-batches.', low=1)
   accumulation: int = setting(1, 'Micro-batches per update.', low=1)
@@ -340,7 +373,7 @@ class TrainConfig(Section):
       '', 'Run folder whose newest weights this run starts from, with the layers that it has left; empty: fresh ones.')
   loss_chunk: int = setting(
       -1, 'Positions of a row whose logits exist at a time; 0: all; -1: 32 on a single device, else all.', low=-1,
-      family='decoder')
+      family=TEXT)
   log_every: int = setting(10, 'Steps between lines of metrics.jsonl.', low=1)
   layer_stats_every: int = setting(50, 'Steps between per-layer statistics; 0: off.', low=0)
   tensorboard: bool = setting(True, 'Whether to write TensorBoard events.')
@@ -362,7 +395,7 @@ class EvalConfig(Section):
 
   NAME = 'eval'
   every: int = setting(0, 'Steps between evaluations; 0: only at the end.', low=0)
-  max_tokens: int = setting(0, 'Upper bound on evaluated tokens; 0: the whole split.', low=0, family='decoder')
+  max_tokens: int = setting(0, 'Upper bound on evaluated tokens; 0: the whole split.', low=0, family=TEXT)
   batch_size: int = setting(0, 'Rows per evaluation batch; 0: as in training.', low=0)
 
 

@@ -13,10 +13,11 @@ def setting(default, doc: str, *, low=None, above=None, high=None, below=None, c
             scheme=None):
   """A dataclass field with its meaning and bounds (low, high inclusive; above, below exclusive).
 
-  family: the only model family that has it, or a tuple of them; another one refuses to have it set.
+  family: the only model family that has it, or several; another one refuses to have it set.
   scheme: the only scheme that reads it; with another one a run says so.
   """
   doc = f'{scheme}: {doc}' if scheme else doc
+  family = (family,) if isinstance(family, str) else family or ()
   bounds = {'low': low, 'above': above, 'high': high, 'below': below, 'choices': choices}
   return dataclasses.field(default=default, metadata={'doc': doc, 'family': family, 'scheme': scheme, **bounds})
 
@@ -43,12 +44,6 @@ def _check_type(where: str, value, kind):
   if kind is float and not math.isfinite(value):
     raise UserError(f'{where} must be a finite number, got {value!r}.')
   return value
-
-
-def families(field: dataclasses.Field) -> tuple[str, ...]:
-  """The model families that have a setting; () where all do."""
-  named = field.metadata.get('family') or ()
-  return (named,) if isinstance(named, str) else named
 
 
 class Section:
@@ -83,11 +78,11 @@ class Section:
     """Refuses a setting that only another model family has, naming those that this one has alone."""
     fields = dataclasses.fields(self)
     for f in fields:
-      owners, value = families(f), getattr(self, f.name)
+      owners, value = f.metadata['family'], getattr(self, f.name)
       if owners and family not in owners and value != f.default:
-        own = ', '.join(g.name for g in fields if family in families(g))
+        own = ', '.join(g.name for g in fields if family in g.metadata['family'])
         own = f'{own} and those that the families share' if own else 'those that the families share'
-        raise UserError(f'{self.NAME}.{f.name} = {value!r} belongs to model.family = {" or ".join(owners)}; with '
+        raise UserError(f"{self.NAME}.{f.name} = {value!r} belongs to model.family = {' or '.join(owners)}; with "
                         f'model.family = {family} the settings of {self.NAME} are {own}.')
 
   def fill(self, **derived):

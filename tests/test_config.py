@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from lns_jax import advice, settings
+from lns_jax import advice
 from lns_jax import config as c
 from lns_jax.errors import UserError
 from lns_jax.layers import schemes
@@ -21,6 +21,7 @@ def test_defaults_survive_the_round_trip():
 
 
 VIT = {'family': 'vit', 'causal': False}
+ENCODER = {'family': 'encoder', 'causal': False, 'max_positions': 24}
 
 
 @pytest.mark.parametrize('values, words', [
@@ -60,6 +61,11 @@ VIT = {'family': 'vit', 'causal': False}
     ({'model': {'family': 'tower', 'causal': False, 'window_layers': [1]}}, ['(1,)', 'model.window_size']),
     ({'model': {'family': 'tower', 'causal': False, 'head_dim': 6}}, ['model.head_dim = 6', 'multiple of 4']),
     ({'model': {'rope_sections': [16, 24, 24]}}, ['(16, 24, 24)', '32']),
+    ({'model': {'family': 'encoder'}}, ['model.family = encoder', 'whole text', 'model.causal', 'only False']),
+    ({'model': ENCODER | {'max_positions': 0}}, ['model.max_positions', 'above 0']),
+    ({'model': ENCODER | {'head': 'squad', 'tie_embeddings': True}}, ['model.tie_embeddings', 'model.head = mlm']),
+    ({'model': ENCODER | {'rope_base': 5e5}}, ['model.rope_base', 'model.family = decoder', 'type_vocab_size, head']),
+    ({'model': {'type_vocab_size': 3}}, ['model.type_vocab_size = 3', 'model.family = encoder']),
     *(({'model': VIT | {name: value}}, [f'model.{name} = {value}', 'image_size, patch_size, channels', 'pooling'])
       for name, value in (('tie_embeddings', True), ('sliding_window', 4), ('rope_base', 5e5), ('vocab_size', 100))),
     ({'model': VIT, 'data': {'packing': 'paper'}}, ["data.packing = 'paper'", 'model.family = vit']),
@@ -184,11 +190,11 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
   choices = field.metadata['choices']
   by_type = {bool: not field.default, int: 24, float: 2.0 if field.metadata['above'] == 1.0 else 0.5, str: '1M'}
   changed = list(choices)[-1] if choices else by_type.get(field.type, (3, 5))
-  if field.metadata['family'] == 'tower':  # which no run trains
+  if field.metadata['family'] == ('tower',):  # which no run trains
     return tower_setting(path[-1], changed)
-  vit = 'vit' in settings.families(field)
-  values['model'] |= {**VIT, 'image_size': 48, 'patch_size': 24} if vit else {}
-  values['model'] |= VIT if path[-1] in ('family', 'causal') else {}
+  values['model'] |= {**VIT, 'image_size': 48, 'patch_size': 24} if 'vit' in field.metadata['family'] else {}
+  values['model'] |= VIT if path[-1] == 'causal' else {}
+  values['model'] |= ENCODER if path[-1] == 'family' or field.metadata['family'] == ('encoder',) else {}
   other[path[-1]] = changed
   values['model'] |= {'num_layers': 2} if path[-1] == 'layer_ids' else {}
   values['model'] |= {'num_layers': 24} if path[-1] == 'mix_count' else {}

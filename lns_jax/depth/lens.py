@@ -59,6 +59,9 @@ def logit_lens(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[s
   Raises:
     UserError: no batch, no targets, or a state or a loss that is not finite.
   """
+  if config.family == 'encoder' and config.head == 'squad':
+    raise UserError('the lens compares what is predicted at each position; a model with model.head = squad chooses two '
+                    'positions of a row.')
   means = {}
   sequences = 0
   for batch in batches:

@@ -17,7 +17,7 @@ from lns_jax.models import transformer
 
 
 # What a model reads of a batch, and which of it is padding (of images the weights say).
-INPUTS = ('tokens', 'segment_ids', 'images', 'weights', 'patches', 'coordinates', 'windows')
+INPUTS = ('tokens', 'segment_ids', 'token_types', 'images', 'weights', 'patches', 'coordinates', 'windows')
 
 
 def keys_of(seed, first, B: int) -> jax.Array:

@@ -24,6 +24,9 @@ class Family:
     rows: how tensors are called.
     prefixes: what the names may begin with instead of the first of these.
     extras: parts of names of tensors that stand for nothing.
+    unused: parts of names of weights that no part of a model of ours stands for; a warning names them.
+    aliases: (part of a name, what others have there), such as names of older files.
+    tied: the head's tensor, which may be there where the head is the embedding.
     theirs: settings -> the fields of config.json.
     architecture: the class that config.json names.
   """
@@ -32,6 +35,9 @@ class Family:
   rows: list[names.Entry]
   prefixes: tuple[str, ...] = ('model.', '')
   extras: tuple[str, ...] = ('rotary_emb.inv_freq',)
+  unused: tuple[str, ...] = ()
+  aliases: tuple[tuple[str, str], ...] = ()
+  tied: str = 'lm_head.weight'
   theirs: Callable[[ModelConfig], dict] | None = None
   architecture: str = ''
 
@@ -167,6 +173,32 @@ def _vit(f: Fields) -> Settings:
       'norm': 'layernorm', 'norm_eps': f.number('layer_norm_eps', 1e-12, float), 'mlp': 'gelu', 'bias': 'all'}
 
 
+_BERT_HEADS = {name: head for head, name in theirs.BERT.items()} | {'BertForPreTraining': 'mlm'}
+_BERT_POOLER = ('pooler_fc_size', 'pooler_num_attention_heads', 'pooler_num_fc_layers', 'pooler_size_per_head',
+                'pooler_type')  # of a layer that we do not read
+
+
+def _bert(f: Fields) -> Settings:
+  f.only('hidden_act', ('gelu',), 'gelu')
+  f.only('position_embedding_type', ('absolute',), 'absolute')
+  f.only('directionality', ('bidi',), 'bidi')
+  f.only('is_decoder', (False,), False)
+  f.only('add_cross_attention', (False,), False)
+  for name in _BERT_POOLER:
+    f.take(name)
+  kind = f.take('architectures', ['BertModel'])
+  if not isinstance(kind, list) or len(kind) != 1 or kind[0] not in _BERT_HEADS:
+    raise f.refused('architectures', f'understood is one of {", ".join(_BERT_HEADS)}')
+  head, tied = _BERT_HEADS[kind[0]], bool(f.take('tie_word_embeddings', True))
+  return {
+      'family': 'encoder', 'causal': False, 'scheme': 'post', 'vocab_size': f.number('vocab_size', 30522),
+      'max_positions': f.number('max_position_embeddings', 512), 'type_vocab_size': f.number('type_vocab_size', 2),
+      'd_model': f.number('hidden_size', 768), 'd_ff': f.number('intermediate_size', 3072),
+      'num_layers': f.number('num_hidden_layers', 12), 'num_heads': f.number('num_attention_heads', 12),
+      'norm': 'layernorm', 'norm_eps': f.number('layer_norm_eps', 1e-12, float), 'mlp': 'gelu', 'bias': 'all',
+      'head': head, 'tie_embeddings': tied and head == 'mlm'}
+
+
 FAMILIES = {
     'llama': Family(_llama, names.LLAMA, theirs=theirs.llama, architecture='LlamaForCausalLM'),
     'mistral': Family(_mistral, names.LLAMA, theirs=theirs.mistral, architecture='MistralForCausalLM'),
@@ -178,6 +210,11 @@ FAMILIES = {
                    theirs=theirs.gpt2, architecture='GPT2LMHeadModel'),
     'vit': Family(_vit, names.VIT, ('vit.', ''), ('pooler.dense',), theirs=theirs.vit,
                   architecture='ViTForImageClassification'),
+    'bert': Family(
+        _bert, names.BERT, ('bert.', ''), ('embeddings.position_ids',), ('pooler.dense', 'cls.seq_relationship'),
+        (('LayerNorm.weight', 'LayerNorm.gamma'), ('LayerNorm.bias', 'LayerNorm.beta'),
+         ('cls.predictions.bias', 'cls.predictions.decoder.bias')), 'cls.predictions.decoder.weight',
+        theirs=theirs.bert),
 }
 
 
