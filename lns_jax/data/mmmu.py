@@ -138,11 +138,11 @@ def prompt(item: Item, tokenizer: Tokenizer, processor: Processor, ids: Ids) -> 
 
   Raises UserError when a letter is not one token, or a picture cannot be read.
   """
-  begin, end = tokenizer.id_of('<|im_start|>'), tokenizer.id_of('<|im_end|>')
-  if begin is None or end is None:
+  begin, end = (tokenizer.encode(mark, special=True).tolist() for mark in ('<|im_start|>', '<|im_end|>'))
+  if len(begin) != 1 or len(end) != 1:
     parts = [f'{text(item)}\nAnswer:']
   else:
-    parts = [begin, f'system\n{SYSTEM}', end, '\n', begin, f'user\n{text(item)}', end, '\n', begin, 'assistant\n']
+    parts = [*begin, f'system\n{SYSTEM}', *end, '\n', *begin, f'user\n{text(item)}', *end, '\n', *begin, 'assistant\n']
   tokens, patches, grids = [], [], []
   made = [processor.patches(picture) for picture in item.pictures]
   for part in parts:

@@ -49,22 +49,21 @@ def test_plain_text_asks_for_an_answer(write):
 
 
 def chat_tokenizer():
-  """Bytes, ' A' to ' J' as single tokens, and the marks of a chat."""
-  inner = tokenizers_lib.Tokenizer.from_str(tokenizers.byte_tokenizer()._text)
+  """Bytes and the marks of a chat."""
+  inner = tokenizers_lib.Tokenizer.from_str(tokenizers.byte_tokenizer().text)
   inner.add_special_tokens(['<|im_start|>', '<|im_end|>'])
   return tokenizers.HFTokenizer(inner.to_str())
 
 
 def test_a_tokenizer_with_the_marks_of_a_chat_gets_its_form():
   tokenizer = chat_tokenizer()
-  begin, end = tokenizer.id_of('<|im_start|>'), tokenizer.id_of('<|im_end|>')
+  (begin,), (end,) = (tokenizer.encode(mark, special=True) for mark in ('<|im_start|>', '<|im_end|>'))
   found = mmmu.prompt(mmmu.Item('', 'So?', ['x', 'y'], 1, []), tokenizer, PROCESSOR, IDS)
   encode = lambda text: tokenizer.encode(text).tolist()
   assert found.tokens.tolist() == [
       begin, *encode(f'system\n{mmmu.SYSTEM}'), end, *encode('\n'), begin,
       *encode(f'user\nSo?\nA. x\nB. y\n{mmmu.REQUEST}'), end, *encode('\n'), begin, *encode('assistant\n')]
   assert found.patches.shape == (0, 12) and found.grid_thw.shape == (0, 3)
-  assert tokenizer.id_of('<|vision_start|>') is None
 
 
 @pytest.mark.parametrize('line, words', [

@@ -93,6 +93,7 @@ def test_a_row_by_itself_is_as_among_others(model, reference):
   np.testing.assert_allclose(forward(*model, one)[0], reference['logits'][0], **CLOSE)
 
 
+@pytest.mark.slow
 def test_padding_of_images_changes_nothing(model, reference, batch):
   config, params = model
   longer = vl.arrange(config, reference['tokens'], reference['pixels'], reference['grid'],
@@ -145,7 +146,7 @@ def test_a_removed_layer_leaves_the_others_as_they_are(model, batch):
     vl.remove_layers(config, params, 'visoin', [2])
 
 
-@pytest.mark.parametrize('name', vl.TOWERS)
+@pytest.mark.parametrize('name', ['vision', pytest.param('text', marks=pytest.mark.slow)])
 def test_measures_of_depth_take_either_tower(model, batch, name):
   config, params = model
   of = batch['vision'] if name == 'vision' else vl.text_batch(config, params, batch)
