@@ -136,13 +136,13 @@ def _bert() -> list[Entry]:
   rows += _norm(f'{ours}/attn_out_norm', f'{at}.attention.output.LayerNorm')
   rows += _norm(f'{ours}/mlp_out_norm', f'{at}.output.LayerNorm')
   for n, name in (('q', 'query'), ('k', 'key'), ('v', 'value')):
-    rows += _both(f'{ours}/attn/{n}', f'{at}.attention.self.{name}', HEADS_IN)
-  rows += _both(f'{ours}/attn/o', f'{at}.attention.output.dense', HEADS_OUT)
-  rows += _both(f'{ours}/mlp/up', f'{at}.intermediate.dense', LINEAR)
-  rows += _both(f'{ours}/mlp/down', f'{at}.output.dense', LINEAR)
-  rows += _both('head/dense', f'{head}.transform.dense', LINEAR) + _norm('head/norm', f'{head}.transform.LayerNorm')
+    rows += both(f'{ours}/attn/{n}', f'{at}.attention.self.{name}', HEADS_IN)
+  rows += both(f'{ours}/attn/o', f'{at}.attention.output.dense', HEADS_OUT)
+  rows += both(f'{ours}/mlp/up', f'{at}.intermediate.dense', LINEAR)
+  rows += both(f'{ours}/mlp/down', f'{at}.output.dense', LINEAR)
+  rows += both('head/dense', f'{head}.transform.dense', LINEAR) + _norm('head/norm', f'{head}.transform.LayerNorm')
   rows += [Entry('head/table', f'{head}.decoder.weight'), Entry('head/bias', f'{head}.bias')]
-  return rows + _both('head/span', 'qa_outputs', AS_IS)
+  return rows + both('head/span', 'qa_outputs', AS_IS)
 
 
 LLAMA = _llama()
