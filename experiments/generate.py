@@ -62,8 +62,8 @@ def main():
   texts = prompts()
   if '' in STOP.value:
     raise UserError('--stop= is empty, and every text holds that; give the string that ends one.')
-  from lns_jax.interop import writing
-  return writing.write(
+  from lns_jax.interop import generate_text
+  return generate_text.write(
       MODEL.value, texts, max_new=MAX_NEW.value, temperature=TEMPERATURE.value, top_p=TOP_P.value, top_k=TOP_K.value,
       seed=SEED.value, stops=STOP.value, dtype=DTYPE.value, batch_size=BATCH_SIZE.value, step=STEP.value, show=show)
 

@@ -35,8 +35,8 @@ def main():
   if FROM_BIN.value:
     from lns_jax.interop import from_bin
     return from_bin.convert(FROM_BIN.value, OUT.value)
-  from lns_jax.interop import take_in
-  return take_in.import_model(MODEL.value, WORKDIR.value, scheme=SCHEME.value, retrofit=RETROFIT.value,
+  from lns_jax.interop import import_model
+  return import_model.import_model(MODEL.value, WORKDIR.value, scheme=SCHEME.value, retrofit=RETROFIT.value,
                               dtype=DTYPE.value, seq_len=SEQ_LEN.value)
 
 

@@ -21,7 +21,7 @@ from lns_jax.config import MeshConfig, ModelConfig
 from lns_jax.depth import diagnosis, finite, measures, record, scorecard, sections
 from lns_jax.depth.estimate import Estimate
 from lns_jax.errors import UserError
-from lns_jax.interop.load import is_run, load
+from lns_jax.interop.load import is_run, load_in
 from lns_jax.layers import param
 from lns_jax.models import layout
 from lns_jax.train import log, resume, run_info
@@ -96,15 +96,15 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
 
 def _check_out(out: pathlib.Path, names: Iterable[str]):
   """Refuses run folders, whose own files would be overwritten, for all results or a model's, and what is in them."""
-  if (out / 'checkpoints').is_dir():
+  if is_run(out):
     raise UserError(f'--out={out} is a run folder, whose own files would be overwritten; {out / "depth"} would do.')
   for name in names:
-    if (out / name / 'checkpoints').is_dir():
+    if is_run(out / name):
       raise UserError(f'the results of {name} would be written to {out / name}, which is a run folder; '
                       f'--out={out / "depth"} would do.')
   for folder in (out, *out.parents):
     run = folder.parent
-    if folder.name in ('checkpoints', 'tokenizer') and (run / 'checkpoints').is_dir() and any(
+    if folder.name in ('checkpoints', 'tokenizer') and is_run(run) and any(
         (run / file).exists() for file in ('metrics.jsonl', 'run_info.json')):
       raise UserError(f'--out={out} is inside the {folder.name} of a run; {run / "depth"} would do.')
 
@@ -146,12 +146,10 @@ def _parts(model: str) -> tuple[str, ...]:
 def _open(path: str, dtype: str):
   """(path, config, stacked parameters, tokenizer); refuses weights that are not finite."""
   path = os.path.expanduser(path)
-  if dtype:
-    param.dtypes(ModelConfig(precision=dtype))  # what this machine cannot do is known before anything is cast
-  config, params, tokenizer = load(path, dtype=dtype or None)
+  config, params, tokenizer = load_in(dtype, path)
   finite.check_weights(params, path)
   # One compiled body serves all layers, which is what a change of depth needs.
-  config = dataclasses.replace(config, loop='scan', precision=dtype or config.precision)
+  config = dataclasses.replace(config, loop='scan')
   params = layout.stack(params, config)
   return path, config, params, tokenizer
 

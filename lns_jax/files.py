@@ -111,6 +111,19 @@ def write_json(path: pathlib.Path, value):
   write_text(path, json.dumps(value, indent=1, allow_nan=False) + '\n')
 
 
+def read_json(path: pathlib.Path) -> dict:
+  """A JSON object. Raises UserError when there is none."""
+  try:
+    found = json.loads(path.read_text(encoding='utf-8'))
+  except OSError as e:
+    raise UserError(f'{path} cannot be read: {e.strerror or e}.') from None
+  except ValueError as e:
+    raise UserError(f'{path} is not JSON: {e}.') from None
+  if not isinstance(found, dict):
+    raise UserError(f'{path} is not a JSON object but {type(found).__name__}.')
+  return found
+
+
 def finite(value):
   """JSON has no NaN: non-finite numbers become None, arrays and tuples become lists."""
   if isinstance(value, dict):

@@ -15,7 +15,7 @@ from lns_jax.data import sample as sample_lib
 from lns_jax.depth import tasks
 from lns_jax.depth.interventions import ScoreFn
 from lns_jax.errors import UserError
-from lns_jax.interop import reading
+from lns_jax.interop import text_rules
 from lns_jax.interop.load import is_run, load_run_config
 from lns_jax.train.evaluate import place
 
@@ -90,19 +90,19 @@ def open_sample(path: str, config: ModelConfig, tokenizer, text: str, tokens: in
 
   Raises UserError for a model that has no use for --text, and where its images or its tokenizer are not known.
   """
-  reads = reading.of(path, config, tokenizer)
+  rules = text_rules.of(path, config, tokenizer)
   if not config.reads_text:
     _check_images(path, text)
   elif tokenizer is None:
     raise UserError(f'{path} has no tokenizer, without which no text can be read; put its tokenizer.json there.')
-  if reads.length and seq_len > reads.length:
-    raise UserError(f'--seq_len={seq_len} is longer than the {reads.length} positions that {path} was trained with.')
+  if rules.length and seq_len > rules.length:
+    raise UserError(f'--seq_len={seq_len} is longer than the {rules.length} positions that {path} was trained with.')
   if is_run(path) and not text and not seq_len and config.family != 'encoder':
     dataset = runs.open_dataset(path, load_run_config(path)[1])
     rows = sample_lib.drawn(dataset, 'validation', tokens)
     digest, words = dataset.hash, f'{len(rows)} rows drawn from the validation split'
   else:
-    rows, digest, words = _of_text(config, tokenizer, _data(path, reads, text, seq_len), tokens)
+    rows, digest, words = _of_text(config, tokenizer, _data(path, rules, text, seq_len), tokens)
   if config.reads_text:
     words += f', {size(rows)["tokens"]:,} tokens'
   stands_for = 0
@@ -119,14 +119,14 @@ def _check_images(path: str, text: str):
                     'measures it in Python, on batches of yours.')
 
 
-def _data(path: str, reads: reading.Reading, text: str, seq_len: int) -> DataConfig:
+def _data(path: str, rules: text_rules.TextRules, text: str, seq_len: int) -> DataConfig:
   """How rows are made of a text: as the run's own; else with BOS as the tokenizer says."""
   if is_run(path):
     run = load_run_config(path)[1]
     return config_lib.changed(run, {'data': {'source': text or run.data.source,
                                              'seq_len': seq_len or run.data.seq_len}}).data
-  return DataConfig(source=text or 'embedded', seq_len=seq_len or min(SEQ_LEN, reads.length or SEQ_LEN),
-                    add_bos=reads.bos_id is not None)
+  return DataConfig(source=text or 'embedded', seq_len=seq_len or min(SEQ_LEN, rules.length or SEQ_LEN),
+                    add_bos=rules.bos_id is not None)
 
 
 def _of_text(config: ModelConfig, tokenizer, data: DataConfig, tokens: int) -> tuple[list, str, str]:
@@ -156,8 +156,8 @@ def open_task(path: str, config: ModelConfig, tokenizer, task: str, sample: Samp
   if not pathlib.Path(task).expanduser().is_file():
     raise UserError(f"--task={task} is neither 'accuracy' nor a file of questions, one JSON object a line, nor "
                     f'{" or ".join(mmlu_dev.NAMES)}.')
-  reads = reading.of(path, config, tokenizer)
-  found = choices.read(task, tokenizer, reads.length or LENGTH, bos=reads.bos_id)
+  rules = text_rules.of(path, config, tokenizer)
+  found = choices.read(task, tokenizer, rules.length or LENGTH, bos=rules.bos_id)
   name = pathlib.Path(task).stem
   what = f'accuracy over {len(found):,} questions of {name} with {found.choices} choices at most'
   what += f', {found.cut:,} of which had their context cut' if found.cut else ''

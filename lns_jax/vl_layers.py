@@ -22,11 +22,11 @@ from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.depth.interventions import Plan, ScoreFn
 from lns_jax.errors import UserError
 from lns_jax.interop import vl as vl_interop
+from lns_jax.interop.load import PRECISIONS
 from lns_jax.layers import param
 from lns_jax.models import layout, transformer, vl
 
 RECORDS, STUDY, RESULT = 'items.jsonl', 'study.json', 'vl_layers.json'
-PRECISIONS = {'float32': 'float32', 'bfloat16': 'paper_bf16'}  # dtype: model.precision
 TITLES = {'vision': 'Vision tower', 'text': 'Decoder'}
 
 
@@ -103,7 +103,7 @@ def _mark(params) -> str:
 def _claim(folder: pathlib.Path, study: dict):
   """Makes the folder, or refuses one whose questions were asked otherwise."""
   if (folder / STUDY).exists():
-    before = json.loads((folder / STUDY).read_text())
+    before = files.read_json(folder / STUDY)
     other = [name for name, value in json.loads(json.dumps(study)).items() if before.get(name) != value]
     if other:
       raise UserError(f'{folder} holds a study with another {other[0]}; give another folder.')

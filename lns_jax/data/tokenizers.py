@@ -4,7 +4,9 @@ import pathlib
 from collections.abc import Iterable
 
 from lns_jax.data import byte_bpe, tokenizer_folder
-from lns_jax.data.tokenizer_kinds import PIECE_CHARS, HFTokenizer, SentencePieceTokenizer, Tokenizer
+from lns_jax.data.tokenizer_base import PIECE_CHARS, Tokenizer
+from lns_jax.data.tokenizer_hf import HFTokenizer
+from lns_jax.data.tokenizer_sentencepiece import SentencePieceTokenizer
 from lns_jax.errors import UserError
 
 # Enough text for any vocabulary up to 32k; more changes little and costs seconds.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from lns_jax.config import ModelConfig
 from lns_jax.layers import attention, block, schemes
-from lns_jax.models import layout, transformer
+from lns_jax.models import layout, loop
 
 # (i, x [B, T, D]) -> the stream after the layer at position i (0-based, traced); each layer keeps its own index l.
 Layer = Callable[[jax.Array, jax.Array], jax.Array]
@@ -28,7 +28,7 @@ def layer_at(config: ModelConfig, params, ctx: attention.Context,
 
 def factors_at(config: ModelConfig, run: layout.Run) -> Callable[[jax.Array], dict[str, schemes.Factors]]:
   """The factors of the layer at a traced position in a run, as `Block` takes them."""
-  k = transformer.run_factors(config, run)
+  k = loop.run_factors(config, run)
   pick = lambda v, i: v if isinstance(v, float) else jnp.asarray(v)[i]
   return lambda i: {sub: schemes.Factors(*(pick(getattr(k[sub], f), i) for f in schemes.FACTORS)) for sub in k}
 

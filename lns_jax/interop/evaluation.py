@@ -1,7 +1,6 @@
 """A model on the tasks of lm-eval, offline: from a path and names to accuracies."""
 
 import contextlib
-import dataclasses
 import logging
 import os
 import pathlib
@@ -16,9 +15,9 @@ import tqdm
 from lns_jax.config import DataConfig
 from lns_jax.data import mmlu_dev, sources
 from lns_jax.errors import UserError
-from lns_jax.interop import reading
+from lns_jax.interop import text_rules
 from lns_jax.interop import squad as squad_lib
-from lns_jax.interop.load import load
+from lns_jax.interop.load import load_in
 from lns_jax.layers import param
 
 
@@ -64,10 +63,8 @@ def evaluate(path, tasks: Sequence[str], *, include_path: str = '', data_dir: st
   with tempfile.TemporaryDirectory() as folder:
     manager = _manager(include_path, {spec for spec in specs if isinstance(spec, str)})
     built = eval_tasks.build(manager, specs, data_dir, num_fewshot, pathlib.Path(folder))
-    config, params, tokenizer = load(path, dtype=dtype or None, scheme=scheme or None)
-    if dtype:
-      config = dataclasses.replace(config, precision=dtype)
-    model = Model(config, params, tokenizer, reading.of(path, config, tokenizer), add_bos=add_bos,
+    config, params, tokenizer = load_in(dtype, path, scheme=scheme or None)
+    model = Model(config, params, tokenizer, text_rules.of(path, config, tokenizer), add_bos=add_bos,
                   max_length=max_length, batch_size=batch_size, seed=seed)
     with contextlib.redirect_stdout(sys.stderr):  # lm-eval prints; stdout belongs to the result
       found = lm_eval.simple_evaluate(
@@ -90,11 +87,9 @@ def squad(path, file: str, *, batch_size: int = 0, dtype: str = '', limit: int |
   """
   start = time.perf_counter()
   questions = squad_lib.read(file)[:limit]
-  config, params, tokenizer = load(path, dtype=dtype or None)
+  config, params, tokenizer = load_in(dtype, path)
   if tokenizer is None:
     raise UserError(f'{path} has no tokenizer, without which no question can be read.')
-  if dtype:
-    config = dataclasses.replace(config, precision=dtype)
   with tqdm.tqdm(total=len(questions), desc='squad', unit='question', mininterval=0.5, dynamic_ncols=True,
                  disable=jax.process_index() != 0) as bar:
     answers = squad_lib.predict(config, params, tokenizer, questions, batch_size=batch_size or 16,

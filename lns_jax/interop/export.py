@@ -15,7 +15,7 @@ from lns_jax import config as config_lib
 from lns_jax import files
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError, nearest
-from lns_jax.interop import card, families, fold, hf, names, shards, theirs, tokenizer_files, weights
+from lns_jax.interop import card, config_json, families, fields, fold, names, shards, tokenizer_files
 from lns_jax.interop.load import is_run, load, load_run_config
 from lns_jax.interop.save import new_folder
 from lns_jax.models import layout, transformer
@@ -95,7 +95,7 @@ def _origin(model, step: int | None) -> Origin:
     step, run = load_run_config(path, step)
     return Origin(path, step, run)
   config = path / 'config.json'
-  return Origin(path, step, hf=weights.read_json(config) if config.is_file() else {})
+  return Origin(path, step, hf=files.read_json(config) if config.is_file() else {})
 
 
 def _with_length(plain: config_lib.ModelConfig, origin: Origin) -> config_lib.ModelConfig:
@@ -159,12 +159,12 @@ def _write(folder, name: str, origin: Origin, model_type: str, plain, params, re
   ids = tokenizer_files.write(folder, origin.path, origin.hf, tokenizer, origin.run)
   files.write_json(folder / 'config.json', {
       'architectures': [family.architecture], 'model_type': model_type, 'torch_dtype': dtype.name,
-      **family.theirs(plain), **ids, hf.RECORD: record})
+      **family.theirs(plain), **ids, fields.RECORD: record})
   _generation(folder, origin, plain, ids)
   called = {e.ours: e.theirs for e in names.table(plain, family.rows)}
   scaled = [called[f'layers/{l}/{leaf}'] for l, of_layer in record['folded'].items() for leaf in of_layer]
   (folder / 'README.md').write_text(card.text(
-      name, model_type=model_type, auto=AUTO.get(plain.family) or theirs.BERT_AUTO[plain.head],
+      name, model_type=model_type, auto=AUTO.get(plain.family) or config_json.BERT_AUTO[plain.head],
       has_tokenizer=(folder / 'tokenizer_config.json').exists(), scheme=record['scheme'], scaled=scaled,
       facts=_facts(origin, plain, shapes)), encoding='utf-8')
   total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
@@ -246,7 +246,7 @@ def _batch(plain, tokenizer: tokenizers.Tokenizer | None) -> np.ndarray:
 def _check(folder, batch, model, plain, dtype) -> dict:
   """Compares the model, the plain one and the folder. Raises UserError when they differ by more than rounding."""
   wanted = _logits(*model, batch)
-  scale = float(np.abs(wanted).max())
+  scale = float(np.abs(wanted).max()) or 1.0  # of a head that is still 0
   folded = float(np.abs(_logits(*plain, batch) - wanted).max()) / scale
   cast = wanted if dtype == jnp.float32 else _logits(plain[0], jax.tree.map(lambda x: x.astype(dtype), plain[1]), batch)
   config, params, _ = load(folder)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from lns_jax.config import BIASES, ModelConfig, RopeScaling
 from lns_jax.errors import UserError, nearest
-from lns_jax.interop import names, theirs
+from lns_jax.interop import config_json, names
 from lns_jax.interop.fields import Fields
 from lns_jax.layers import rope
 
@@ -173,7 +173,7 @@ def _vit(f: Fields) -> Settings:
       'norm': 'layernorm', 'norm_eps': f.number('layer_norm_eps', 1e-12, float), 'mlp': 'gelu', 'bias': 'all'}
 
 
-_BERT_HEADS = {name: head for head, name in theirs.BERT.items()} | {'BertForPreTraining': 'mlm'}
+_BERT_HEADS = {name: head for head, name in config_json.BERT.items()} | {'BertForPreTraining': 'mlm'}
 _BERT_POOLER = ('pooler_fc_size', 'pooler_num_attention_heads', 'pooler_num_fc_layers', 'pooler_size_per_head',
                 'pooler_type')  # of a layer that we do not read
 
@@ -200,21 +200,21 @@ def _bert(f: Fields) -> Settings:
 
 
 FAMILIES = {
-    'llama': Family(_llama, names.LLAMA, theirs=theirs.llama, architecture='LlamaForCausalLM'),
-    'mistral': Family(_mistral, names.LLAMA, theirs=theirs.mistral, architecture='MistralForCausalLM'),
-    'qwen2': Family(_qwen2, names.LLAMA, theirs=theirs.qwen2, architecture='Qwen2ForCausalLM'),
-    'qwen3': Family(_qwen3, names.LLAMA, theirs=theirs.qwen3, architecture='Qwen3ForCausalLM'),
-    'olmo': Family(_olmo, names.LLAMA, theirs=theirs.olmo, architecture='OlmoForCausalLM'),
-    'olmo2': Family(_olmo2, names.LLAMA, theirs=theirs.olmo2, architecture='Olmo2ForCausalLM'),
+    'llama': Family(_llama, names.LLAMA, theirs=config_json.llama, architecture='LlamaForCausalLM'),
+    'mistral': Family(_mistral, names.LLAMA, theirs=config_json.mistral, architecture='MistralForCausalLM'),
+    'qwen2': Family(_qwen2, names.LLAMA, theirs=config_json.qwen2, architecture='Qwen2ForCausalLM'),
+    'qwen3': Family(_qwen3, names.LLAMA, theirs=config_json.qwen3, architecture='Qwen3ForCausalLM'),
+    'olmo': Family(_olmo, names.LLAMA, theirs=config_json.olmo, architecture='OlmoForCausalLM'),
+    'olmo2': Family(_olmo2, names.LLAMA, theirs=config_json.olmo2, architecture='Olmo2ForCausalLM'),
     'gpt2': Family(_gpt2, names.GPT2, ('transformer.', ''), ('attn.bias', 'attn.masked_bias'),
-                   theirs=theirs.gpt2, architecture='GPT2LMHeadModel'),
-    'vit': Family(_vit, names.VIT, ('vit.', ''), ('pooler.dense',), theirs=theirs.vit,
+                   theirs=config_json.gpt2, architecture='GPT2LMHeadModel'),
+    'vit': Family(_vit, names.VIT, ('vit.', ''), ('pooler.dense',), theirs=config_json.vit,
                   architecture='ViTForImageClassification'),
     'bert': Family(
         _bert, names.BERT, ('bert.', ''), ('embeddings.position_ids',), ('pooler.dense', 'cls.seq_relationship'),
         (('LayerNorm.weight', 'LayerNorm.gamma'), ('LayerNorm.bias', 'LayerNorm.beta'),
          ('cls.predictions.bias', 'cls.predictions.decoder.bias')), 'cls.predictions.decoder.weight',
-        theirs=theirs.bert),
+        theirs=config_json.bert),
 }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from lns_jax.errors import UserError
 
+RECORD = 'lns_jax'  # in which an export of ours says what was folded into the weights, see `fold`
 # Fields of every family that do not change what a model computes: names, types, what a program does around it,
 # dropout, which no inference has, and starts, which loaded weights do not have.
 NEUTRAL = frozenset('''
@@ -20,8 +21,8 @@ NEUTRAL = frozenset('''
     exponential_decay_length_penalty encoder_no_repeat_ngram_size num_beam_groups diversity_penalty typical_p
     is_encoder_decoder tf_legacy_loss tie_encoder_decoder sampling_rate use_flash_attn unsloth_version unsloth_fixed
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout n_ctx
-    max_sequence_length lns_jax
-'''.split())
+    max_sequence_length
+'''.split()) | {RECORD}
 
 
 class Fields:

@@ -6,8 +6,7 @@ import time
 
 from lns_jax import files
 from lns_jax.errors import UserError
-from lns_jax.interop import save
-from lns_jax.interop.weights import INDEX, read_json
+from lns_jax.interop import save, shards, weights
 
 PICKLE, PICKLE_INDEX = 'pytorch_model.bin', 'pytorch_model.bin.index.json'
 BESIDE = ('*.json', '*.txt', '*.model', '*.tiktoken')  # config and tokenizer, no code
@@ -27,34 +26,31 @@ def convert(folder, out) -> dict:
     from safetensors import torch as safetensors
   except ImportError:
     raise UserError("--from_bin needs torch: pip install 'lns_jax[parity]'.") from None
-  read_json(folder / 'config.json')
-  sources, where = _sources(folder), {}
+  files.read_json(folder / 'config.json')
+  sources, where, size = _sources(folder), {}, 0
   with files.whole_folder(out) as partial:
     for source in sources:
       name = source.name.replace('pytorch_model', 'model').replace('.bin', '.safetensors')
       tensors = _read(source)
       safetensors.save_file(tensors, partial / name, metadata={'format': 'pt'})
       where |= dict.fromkeys(tensors, name)
+      size += sum(tensor.nbytes for tensor in tensors.values())
     if len(sources) > 1:
-      files.write_json(partial / INDEX, {'metadata': {}, 'weight_map': where})
+      shards.write_index(partial, where, size)
     for pattern in BESIDE:
       for path in folder.glob(pattern):
-        if path.name != PICKLE_INDEX:
+        if path.name not in (PICKLE_INDEX, weights.INDEX):
           shutil.copy(path, partial / path.name)
   return {'out': str(out), 'files': len(sources), 'tensors': len(where), 'seconds': time.perf_counter() - start}
 
 
 def _sources(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The .bin files of a folder. Raises UserError when there are none, or one that the index names is not there."""
   if (folder / PICKLE_INDEX).is_file():
-    names = sorted(set(read_json(folder / PICKLE_INDEX).get('weight_map', {}).values()))
-    if any(pathlib.PurePath(str(name)).name != name for name in names):
-      raise UserError(f'{folder / PICKLE_INDEX} names a file that is not of its own folder.')
-  else:
-    names = [PICKLE]
-  for name in names:
-    if not (folder / name).is_file():
-      raise UserError(f'{folder} has no {name}.')
-  return [folder / name for name in names]
+    return sorted(weights.indexed(folder / PICKLE_INDEX))
+  if not (folder / PICKLE).is_file():
+    raise UserError(f'{folder} has no {PICKLE}.')
+  return [folder / PICKLE]
 
 
 def _read(path: pathlib.Path) -> dict:

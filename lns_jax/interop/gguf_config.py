@@ -8,13 +8,13 @@ import json
 import numpy as np
 
 from lns_jax.errors import UserError, nearest
+from lns_jax.interop.fields import RECORD
 
 _CLASSES = {'llama': 'LlamaForCausalLM', 'mistral': 'MistralForCausalLM', 'qwen2': 'Qwen2ForCausalLM',
             'qwen3': 'Qwen3ForCausalLM', 'gpt2': 'GPT2LMHeadModel', 'olmo': 'OlmoForCausalLM',
             'olmo2': 'Olmo2ForCausalLM'}
 ARCHITECTURES = ('llama', 'qwen2', 'qwen3', 'gpt2', 'olmo', 'olmo2')
-# Holds the field lns_jax of a config.json, which says what was folded into the weights.
-RECORD = 'lns_jax.record'
+KEY = 'lns_jax.record'  # holds the field RECORD of a config.json, as JSON
 _NO_DEFAULT = object()
 
 
@@ -89,11 +89,19 @@ def to_config(path, file) -> dict:
                        'tensor_data_layout': ('Meta AI original pth',), 'vocab_size': (config['vocab_size'],)}.items():
     fields.only(key, *allowed)
   fields.finish()
-  if RECORD in file.metadata:  # of an export of ours
-    config['lns_jax'] = json.loads(file.metadata[RECORD])
+  if KEY in file.metadata:  # of an export of ours
+    config[RECORD] = _record(path, file.metadata[KEY])
   for name in ('bos', 'eos'):
     config[f'{name}_token_id'] = file.metadata.get(f'tokenizer.ggml.{name}_token_id')
   return config | {'architectures': [_CLASSES[config['model_type']]], 'tie_word_embeddings': _tied(file)}
+
+
+def _record(path, text) -> dict:
+  try:
+    return json.loads(text)
+  except (TypeError, ValueError):
+    raise UserError(f'{path}: the record {KEY} of what was folded into the weights is damaged; convert the model '
+                    'again.') from None
 
 
 def _tied(file) -> bool:

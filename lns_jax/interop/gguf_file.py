@@ -65,7 +65,7 @@ def read(path) -> File:
       not the first or lacks another.
   """
   path = pathlib.Path(path)
-  _library()
+  library()
   first = _read_one(path)
   count = first.metadata.get('split.count', 0)
   if not isinstance(count, int) or count <= 1:
@@ -82,7 +82,8 @@ def read(path) -> File:
   return File(first.metadata, tensors)
 
 
-def _library():
+def library():
+  """The package gguf. Raises UserError when it is not installed."""
   try:
     import gguf
   except ImportError:
@@ -162,9 +163,8 @@ class _Reader:
                            for name, shape, kind, offset in infos})
 
   def tensor(self, name: str, shape: tuple[int, ...], kind: int, at: int) -> Tensor:
-    library = _library()
-    kind = library.GGMLQuantizationType(kind)
-    block, block_bytes = library.GGML_QUANT_SIZES[kind]
+    kind = library().GGMLQuantizationType(kind)
+    block, block_bytes = library().GGML_QUANT_SIZES[kind]
     if not shape or shape[-1] % block:
       raise ValueError(f'tensor {name} of shape {shape} is not made of blocks of {block}')
     width, rows = shape[-1] // block * block_bytes, math.prod(shape[:-1])

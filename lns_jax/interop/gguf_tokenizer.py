@@ -3,7 +3,7 @@
 import json
 
 from lns_jax.data import byte_bpe
-from lns_jax.data.tokenizer_kinds import HFTokenizer, SentencePieceTokenizer, Tokenizer
+from lns_jax.data.tokenizers import HFTokenizer, SentencePieceTokenizer, Tokenizer
 from lns_jax.errors import UserError, nearest
 
 # Types of tokens, the same numbers as SentencePiece's.

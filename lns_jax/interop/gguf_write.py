@@ -10,7 +10,8 @@ import numpy as np
 from lns_jax import files
 from lns_jax.config import ModelConfig
 from lns_jax.errors import UserError, nearest
-from lns_jax.interop import families, gguf, gguf_config, gguf_tokenizer, weights
+from lns_jax.interop import families, gguf, gguf_config, gguf_file, gguf_tokenizer, save, weights
+from lns_jax.interop.fields import RECORD
 
 # Our names of types: the library's name of a matrix's, and of the file's.
 _KINDS = {'float32': ('F32', 'ALL_F32'), 'float16': ('F16', 'MOSTLY_F16'), 'bfloat16': ('BF16', 'MOSTLY_BF16'),
@@ -69,8 +70,8 @@ def _write(opened: weights.Weights, config: ModelConfig, arch: str, path, dtype:
   tokenizer = opened.tokenizer()
   values = {f'{arch}.{key}': value for key, value in _fields(config, arch).items()}
   values |= {} if tokenizer is None else gguf_tokenizer.fields(tokenizer, config.vocab_size)
-  if 'lns_jax' in opened.config:
-    values[gguf_config.RECORD] = json.dumps(opened.config['lns_jax'])
+  if RECORD in opened.config:
+    values[gguf_config.KEY] = json.dumps(opened.config[RECORD])
   for key, value in values.items():
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
            list: writer.add_array}[type(value)]

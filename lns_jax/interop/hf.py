@@ -10,10 +10,10 @@ from absl import logging
 from lns_jax.config import ModelConfig
 from lns_jax.errors import UserError
 from lns_jax.interop import families, names
+from lns_jax.interop.fields import RECORD
 from lns_jax.interop.weights import Weights
 from lns_jax.layers import schemes
 
-RECORD = 'lns_jax'  # the field of config.json in which an export says what was folded, see `fold`
 THEIRS = 'max_sequence_length'  # a field that only the paper's code writes, and nobody reads
 
 

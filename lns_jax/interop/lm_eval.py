@@ -18,9 +18,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from lns_jax.config import ModelConfig
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
-from lns_jax.interop import generate, reading
+from lns_jax.interop import generate, text_rules
 from lns_jax.interop.likelihood import Scorer
-from lns_jax.interop.load import load
+from lns_jax.interop.load import load_in
 from lns_jax.models import layout
 
 DEFAULT_LENGTH = 2048  # of a model that does not say how long its rows were, as lm-eval's own adapters have it
@@ -36,9 +36,9 @@ class Model(TemplateLM):
 
   Args:
     config, params, tokenizer: what `lns_jax.load` returns.
-    reading: how it was trained to read.
-    add_bos: overrides what `reading` says of BOS.
-    max_length: overrides the length that it says.
+    rules: how text enters it.
+    add_bos: overrides what they say of BOS.
+    max_length: overrides the length that they say.
     batch_size: rows of a batch; 0: as fits, by length.
     seed: of what is drawn in generation.
 
@@ -47,7 +47,7 @@ class Model(TemplateLM):
       tokenizer that has none.
   """
 
-  def __init__(self, config: ModelConfig, params, tokenizer: tokenizers.Tokenizer, reading: reading.Reading, *,
+  def __init__(self, config: ModelConfig, params, tokenizer: tokenizers.Tokenizer, rules: text_rules.TextRules, *,
                add_bos: bool | None = None, max_length: int = 0, batch_size: int = 0, seed: int = 0):
     super().__init__()
     if config.family != 'decoder':
@@ -58,8 +58,8 @@ class Model(TemplateLM):
     if add_bos and tokenizer.bos_id is None:
       raise UserError(f'--add_bos: the tokenizer {tokenizer.name} has no BOS.')
     self.tokenizer = tokenizer
-    self.bos_id = reading.bos_id if add_bos is None else tokenizer.bos_id if add_bos else None
-    self.max_length = max_length or reading.length or DEFAULT_LENGTH
+    self.bos_id = rules.bos_id if add_bos is None else tokenizer.bos_id if add_bos else None
+    self.max_length = max_length or rules.length or DEFAULT_LENGTH
     self.cut = 0
     self._config = dataclasses.replace(config, loop='scan')  # one compiled body serves all layers
     self._params = layout.stack(params, self._config)
@@ -169,15 +169,13 @@ class Model(TemplateLM):
 class Opened(Model):
   """The same of a path, for `model_args`: whatever `lns_jax.load` opens, and its arguments."""
 
-  def __init__(self, path: str, step: int | None = None, dtype: str | None = None, scheme: str | None = None,
+  def __init__(self, path: str, step: int | None = None, dtype: str = '', scheme: str | None = None,
                add_bos: bool | None = None, max_length: int = 0, batch_size: int | str = 0, seed: int = 0,
                **of_other_models):
     if of_other_models.keys() - {'device', 'max_batch_size'}:  # which lm-eval gives to every model
       raise UserError(f'model_args of lns_jax do not know {", ".join(sorted(of_other_models))}.')
-    config, params, tokenizer = load(path, step=step, dtype=dtype, scheme=scheme)
-    if dtype:
-      config = dataclasses.replace(config, precision=dtype)
-    super().__init__(config, params, tokenizer, reading.of(path, config, tokenizer), add_bos=add_bos,
+    config, params, tokenizer = load_in(dtype, path, step=step, scheme=scheme)
+    super().__init__(config, params, tokenizer, text_rules.of(path, config, tokenizer), add_bos=add_bos,
                      max_length=max_length, batch_size=0 if batch_size == 'auto' else int(batch_size), seed=seed)
 
 

@@ -9,11 +9,15 @@ import jax.numpy as jnp
 from lns_jax import config as config_lib
 from lns_jax import files
 from lns_jax.data import tokenizers
-from lns_jax.errors import UserError
+from lns_jax.errors import UserError, nearest
 from lns_jax.interop import fold, hf, weights
-from lns_jax.layers import schemes
+from lns_jax.interop.fields import RECORD
+from lns_jax.layers import param, schemes
 from lns_jax.models import layout
 from lns_jax.train import checkpoint
+
+# Types that a model can be run in: the model.precision with parameters and compute of that type.
+PRECISIONS = {'float32': 'float32', 'bfloat16': 'paper_bf16', 'float64': 'float64'}
 
 
 def load_run_config(workdir, step: int | None = None) -> tuple[int, config_lib.RunConfig]:
@@ -61,7 +65,7 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   if step is not None:
     raise UserError(f'{path} is not a run folder, so that it has no step {step}.')
   opened = _open(path)
-  record = opened.config.get(hf.RECORD)
+  record = opened.config.get(RECORD)
   if record and scheme not in (None, record.get('scheme')):
     raise UserError(f"{path} was exported from a model of scheme {record.get('scheme')!r}, not {scheme!r}.")
   config, params = hf.read(opened, scheme=None if record else scheme, dtype=dtype, sharding=sharding)
@@ -71,6 +75,20 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   if tokenizer is not None and config.family != 'vit':
     tokenizers.check_vocab(tokenizer, config.vocab_size)
   return config, params, tokenizer
+
+
+def load_in(dtype: str, path, *, step: int | None = None, scheme: str | None = None):
+  """As `load`, with parameters and compute of a type; '': the model's own.
+
+  Raises UserError besides for a type that is not known, or that this machine cannot compute in, before reading.
+  """
+  if not dtype:
+    return load(path, step=step, scheme=scheme)
+  if dtype not in PRECISIONS:
+    raise UserError(f'dtype = {dtype!r} is not known.{nearest(dtype, PRECISIONS)}')
+  param.dtypes(config_lib.ModelConfig(precision=PRECISIONS[dtype]))
+  config, params, tokenizer = load(path, step=step, dtype=dtype, scheme=scheme)
+  return dataclasses.replace(config, precision=PRECISIONS[dtype]), params, tokenizer
 
 
 def _open(path) -> weights.Weights:

@@ -7,13 +7,12 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-import jax
-
 from lns_jax import config as config_lib
 from lns_jax import files
 from lns_jax.errors import UserError
+from lns_jax.interop import names
 from lns_jax.interop.load import load_run_config
-from lns_jax.models import layout, transformer
+from lns_jax.models import layout
 from lns_jax.train import checkpoint, run_info
 
 # Left beside the weights, so that training on from them is one flag.
@@ -69,7 +68,7 @@ def save(config: config_lib.ModelConfig, params, out, *, like, step: int | None 
   model = dataclasses.replace(config, ramp_step=run.model.ramp_step)  # `load` takes it from the step
   canonical = layout.unstack(params)
   _check_shapes(model, canonical)
-  like = pathlib.Path(like).expanduser().absolute()
+  like = files.absolute(like)
   origin = {'path': str(like), 'step': step,
             'removed_layers': sorted(set(run.model.layer_ids) - set(model.layer_ids))}
   tokenizer = like / 'tokenizer'
@@ -110,11 +109,8 @@ def write(out: pathlib.Path, run: config_lib.RunConfig, canonical, *, step: int,
 
 def _check_shapes(config: config_lib.ModelConfig, canonical):
   """Refuses parameters that a model of these settings does not have."""
-  def shapes(tree):
-    return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-  wanted = shapes(jax.eval_shape(lambda: layout.unstack(transformer.unprofiled(config, jax.random.key(0)))))
-  given = shapes(canonical)
+  wanted, given = ({name: x.shape for name, x in leaves.items()}
+                   for leaves in (names.shapes(config), names.flat(canonical)))
   for name in sorted(wanted | given):
     if wanted.get(name) != given.get(name):
       raise UserError(f'the parameters have {given.get(name, "nothing")} at {name} where the model has '

@@ -60,6 +60,11 @@ def write(folder, shapes: Mapping[str, tuple[int, ...]], get: Callable[[str], np
       raise OSError(f'{file}: {e}') from None
     (folder / file).chmod(0o644)  # as other files have it; the library lets nobody else read
   if len(names) > 1:
-    where = {name: file for file, group in zip(names, groups, strict=True) for name in group}
-    files.write_json(folder / INDEX, {'metadata': {'total_size': sum(sizes.values())}, 'weight_map': where})
+    write_index(folder, {name: file for file, group in zip(names, groups, strict=True) for name in group},
+                sum(sizes.values()))
   return names
+
+
+def write_index(folder, where: Mapping[str, str], size: int):
+  """Writes the index of a folder's shards. where: file of each tensor. size: bytes of all tensors."""
+  files.write_json(folder / INDEX, {'metadata': {'total_size': size}, 'weight_map': dict(where)})

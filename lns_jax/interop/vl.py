@@ -78,7 +78,7 @@ def processor(path, config: vl.VLConfig, *, max_pixels: int | None = None) -> Pr
   Raises UserError for a preprocessor that does something else, or makes other patches than the tower reads.
   """
   file = files.absolute(path) / 'preprocessor_config.json'
-  given = weights.read_json(file) if file.exists() else {}
+  given = files.read_json(file) if file.exists() else {}
   size = given.get('size') or {}
   for name, wanted in (('do_resize', True), ('do_rescale', True), ('do_normalize', True), ('do_convert_rgb', True),
                        ('resample', 3)):

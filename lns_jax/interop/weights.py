@@ -1,7 +1,6 @@
 """Weights of a model as others store them, read one tensor at a time, under Hugging Face's names."""
 
 import abc
-import json
 import pathlib
 
 import numpy as np
@@ -42,7 +41,7 @@ class FolderWeights(Weights):
 
   def __init__(self, path: pathlib.Path):
     """Raises UserError when config.json, a shard or a name of the index is missing, or a file is damaged."""
-    self.path, self.config = path, read_json(path / 'config.json')
+    self.path, self.config = path, files.read_json(path / 'config.json')
     self._files = {}
     for file, wanted in _files(path).items():
       opened = _open(file)
@@ -60,32 +59,10 @@ class FolderWeights(Weights):
     return tokenizers.load(self.path) if tokenizers.is_in(self.path) else None
 
 
-def read_json(path: pathlib.Path) -> dict:
-  """A JSON object. Raises UserError when there is none."""
-  try:
-    found = json.loads(path.read_text(encoding='utf-8'))
-  except OSError as e:
-    raise UserError(f'{path} cannot be read: {e.strerror or e}.') from None
-  except ValueError as e:
-    raise UserError(f'{path} is not JSON: {e}.') from None
-  if not isinstance(found, dict):
-    raise UserError(f'{path} is not a JSON object but {type(found).__name__}.')
-  return found
-
-
 def _files(path: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
   """{file: the tensors that the index says are in it, None: all}."""
-  index = path / INDEX
-  if index.exists():
-    found = {}
-    for name, file in read_json(index).get('weight_map', {}).items():
-      if pathlib.PurePath(str(file)).name != file:
-        raise UserError(f'{index} names {file!r}, which is no file of its own folder.')
-      found.setdefault(path / file, set()).add(name)
-    missing = [file.name for file in found if not file.is_file()]
-    if missing or not found:
-      raise UserError(f'{index} names {missing[0]}, which is not there.' if missing else f'{index} names no tensor.')
-    return found
+  if (path / INDEX).exists():
+    return indexed(path / INDEX)
   if (path / WHOLE).is_file():
     return {path / WHOLE: None}
   pickles = sorted(f.name for pattern in PICKLES for f in path.glob(pattern))
@@ -93,6 +70,21 @@ def _files(path: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
     raise UserError(f'{path} holds {pickles[0]}, a pickle, which can run code and is not opened; '
                     f'import_hf.py --from_bin={path} --out=FOLDER writes it as safetensors.')
   raise UserError(f'{path} holds neither {WHOLE} nor {INDEX}.')
+
+
+def indexed(index: pathlib.Path) -> dict[pathlib.Path, set[str]]:
+  """{file: names of its tensors} of an index. Raises UserError for a file that is not there or not beside the index."""
+  where, found = files.read_json(index).get('weight_map'), {}
+  if not isinstance(where, dict) or not where:
+    raise UserError(f'{index} names no tensor.')
+  for name, file in where.items():
+    if pathlib.PurePath(str(file)).name != file:
+      raise UserError(f'{index} names {file!r}, which is no file of its own folder.')
+    found.setdefault(index.with_name(file), set()).add(name)
+  missing = [file.name for file in found if not file.is_file()]
+  if missing:
+    raise UserError(f'{index} names {missing[0]}, which is not there.')
+  return found
 
 
 def _open(file: pathlib.Path):

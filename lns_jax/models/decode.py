@@ -15,7 +15,7 @@ import numpy as np
 from lns_jax import config as config_lib
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, block, param
-from lns_jax.models import layout, transformer
+from lns_jax.models import layout, loop, transformer
 
 
 class Cache(typing.NamedTuple):
@@ -74,7 +74,7 @@ def extend(config: config_lib.ModelConfig, params, tokens_BT: jax.Array, cache: 
     (x, _), changed = block.Block(config).apply({'params': p, 'cache': kept}, x, ctx, layer, factors, mutable='cache')
     return nn.with_logical_constraint(x, transformer.STREAM), changed['cache']
   trees = {name: (params['layers'][name], kept) for name, kept in cache.layers.items()}
-  x_BTD, layers = transformer.walk(config, trees, x_BTD, step)
+  x_BTD, layers = loop.walk(config, trees, x_BTD, step)
   past = past._replace(taken=past.taken + tokens_BT.shape[1])
   fits = past.taken <= slots(cache)
   logits_BTV = transformer.head(config, params, jnp.where(fits, x_BTD[:, -1:] if last else x_BTD, jnp.nan))

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from lns_jax.data import tokenizer_kinds, tokenizers
+from lns_jax.data import tokenizer_base, tokenizers
 from lns_jax.errors import UserError
 from tokenizer_cases import CORPUS, LIKE_LLAMA, TEXT, sentencepiece_model
 
@@ -67,7 +67,7 @@ def test_bits_per_byte_of_a_known_loss():
 def test_pieces_of_a_long_document_have_the_ids_of_the_whole(tokenizer, monkeypatch):
   whole = tokenizer.encode(TEXT * 20).tolist()
   for size, step in ((64, 7), (100, 1000), (333, 50)):
-    monkeypatch.setattr(tokenizer_kinds, 'PIECE_CHARS', size)
+    monkeypatch.setattr(tokenizer_base, 'PIECE_CHARS', size)
     chunks = [(TEXT * 20)[i:i + step] for i in range(0, len(TEXT * 20), step)]
     pieces = list(tokenizer.pieces(chunks))
     assert len(pieces) > 3 and max(map(len, pieces)) <= size
@@ -75,7 +75,7 @@ def test_pieces_of_a_long_document_have_the_ids_of_the_whole(tokenizer, monkeypa
 
 
 def test_a_run_without_a_space_is_cut_too(tokenizer, monkeypatch):
-  monkeypatch.setattr(tokenizer_kinds, 'PIECE_CHARS', 10)
+  monkeypatch.setattr(tokenizer_base, 'PIECE_CHARS', 10)
   assert list(tokenizer.pieces(['a' * 25])) == ['a' * 10, 'a' * 10, 'a' * 5]
   assert list(tokenizer.pieces(['a' * 10])) == ['a' * 10]
   assert list(tokenizer.pieces([''])) == ['']

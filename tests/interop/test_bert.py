@@ -11,7 +11,7 @@ import safetensors.numpy
 import lns_jax
 from lns_jax import depth, samples
 from lns_jax.errors import UserError
-from lns_jax.interop import export, families, fold, names, take_in
+from lns_jax.interop import export, families, fold, names, import_model
 from hf_fixtures import fixture
 import wordpiece
 
@@ -165,7 +165,7 @@ def test_a_run_folder_of_it_is_measured_on_masked_text(tmp_path):
   table = {'bert.embeddings.word_embeddings.weight': np.random.default_rng(0).normal(size=(V, 16)).astype(np.float32),
            'cls.predictions.bias': np.zeros(V, np.float32)}
   source = folder(tmp_path / 'm', weights=tensors() | table, tokenizer=True, vocab_size=V)
-  take_in.import_model(source, tmp_path / 'run')
+  import_model.import_model(source, tmp_path / 'run')
   (tmp_path / 'a.txt').write_text('the sun is big. ' * 50)
   config, params, tokenizer = lns_jax.load(tmp_path / 'run')
   assert tokenizer.mask_id == 4 and config.head == 'mlm'

@@ -13,7 +13,7 @@ from lns_jax import sharding
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
 from lns_jax.interop import likelihood
-from lns_jax.interop.reading import Reading
+from lns_jax.interop.text_rules import TextRules
 from lns_jax.models import layout
 from hf_folders import words
 from tiny import model, params
@@ -30,7 +30,7 @@ MODEL = dict(vocab_size=258, d_model=16, d_ff=32, num_layers=2, init_std=0.5)
 
 def lm(tokenizer=BYTES, bos=256, length=32, config=None, p=None, **kwargs) -> adapter.Model:
   config = config or model(**MODEL)
-  return adapter.Model(config, params(config) if p is None else p, tokenizer, Reading(bos, length), **kwargs)
+  return adapter.Model(config, params(config) if p is None else p, tokenizer, TextRules(bos, length), **kwargs)
 
 
 def instances(*args) -> list[Instance]:

@@ -1,15 +1,14 @@
 """Prompts in, text out as it is written: what `experiments/generate.py` does."""
 
-import dataclasses
-import sys
 import time
 from collections.abc import Callable, Sequence
 
-from lns_jax.config import ModelConfig
+from absl import logging
+
 from lns_jax.data.tokenizers import Tokenizer
 from lns_jax.errors import UserError
-from lns_jax.interop import generate, load, reading
-from lns_jax.layers import param
+from lns_jax.interop import generate, text_rules
+from lns_jax.interop.load import load_in
 
 TAIL = 16  # tokens of a prompt that its continuation is decoded behind: a space or a character may hang on them
 BROKEN = '\ufffd'
@@ -117,20 +116,16 @@ def write(path, texts: Sequence[str], *, max_new: int, temperature: float = 0.0,
     UserError: the model cannot be opened, is none of text, has no tokenizer, or cannot read a text.
   """
   generate.Sampling(temperature, top_k, top_p)
-  if dtype:
-    param.dtypes(ModelConfig(precision=dtype))  # what this machine cannot do is known before anything is read
-  config, params, tokenizer = load.load(path, step=step, dtype=dtype or None)
+  config, params, tokenizer = load_in(dtype, path, step=step)
   if config.family != 'decoder':
     raise UserError(f'{path} is a model of family {config.family}, which writes no text.')
   if tokenizer is None:
     raise UserError(f'{path} has no tokenizer, so that it can read no text.')
-  if dtype:
-    config = dataclasses.replace(config, precision=dtype)
-  reads = reading.of(path, config, tokenizer)
-  bos = [] if reads.bos_id is None else [reads.bos_id]
+  rules = text_rules.of(path, config, tokenizer)
+  bos = [] if rules.bos_id is None else [rules.bos_id]
   prompts = [bos + ids.tolist() for ids in tokenizer.encode_batch(texts)]
   generate.check(config, prompts, max_new)
-  _warn(prompts, max_new, reads.length)
+  _warn(prompts, max_new, rules.length)
   rows = [Text(tokenizer, prompt, stops) for prompt in prompts]
   counts, pace, start = [0] * len(rows), Pace(), time.perf_counter()
   shown = InTurn(len(rows), show)
@@ -190,5 +185,5 @@ class Pace:
 def _warn(prompts: Sequence[Sequence[int]], max_new: int, length: int):
   longest = max(map(len, prompts), default=0)
   if length and longest + max_new > length:
-    print(f'{longest} tokens of a prompt and {max_new} new ones are more than the {length} that the model is for; what '
-          'it writes beyond them may be worse.', file=sys.stderr, flush=True)
+    logging.warning('%d tokens of a prompt and %d new ones are more than the %d that the model is for; what it writes '
+                    'beyond them may be worse.', longest, max_new, length)

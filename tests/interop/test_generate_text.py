@@ -3,14 +3,14 @@
 import pytest
 
 from lns_jax.data import tokenizers
-from lns_jax.interop import writing
+from lns_jax.interop import generate_text
 
 BYTES = tokenizers.byte_tokenizer()
 
 
 def shown(text, prompt='', stops=()):
   """What each byte of a text brings, and what the end does."""
-  row = writing.Text(BYTES, BYTES.encode(prompt).tolist(), stops)
+  row = generate_text.Text(BYTES, BYTES.encode(prompt).tolist(), stops)
   return [row.add(int(token)) for token in BYTES.encode(text)], row.end(), row
 
 
@@ -21,7 +21,7 @@ def test_no_half_character_is_shown():
 
 
 def test_a_character_that_never_ends_is_shown_at_the_end():
-  row = writing.Text(BYTES, [])
+  row = generate_text.Text(BYTES, [])
   assert [row.add(t) for t in 'aé'.encode()[:2]] == ['a', ''] and row.end() == '\ufffd'
 
 
@@ -43,13 +43,13 @@ def test_a_sentencepiece_space_between_prompt_and_text_stays(tmp_path):
   tokenizer = tokenizers.load(tmp_path / 'm.model')
   ids = tokenizer.encode('so it is').tolist()
   cut = len(tokenizer.encode('so').tolist())
-  row = writing.Text(tokenizer, ids[:cut])
+  row = generate_text.Text(tokenizer, ids[:cut])
   assert ''.join([row.add(t) for t in ids[cut:]]) + row.end() == ' it is'
 
 
 def test_rows_are_shown_one_after_the_other():
   found = []
-  turn = writing.InTurn(3, found.append)
+  turn = generate_text.InTurn(3, found.append)
   turn.add(1, 'b1')
   turn.add(0, 'a1')
   turn.close(1)

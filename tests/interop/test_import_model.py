@@ -13,7 +13,7 @@ import lns_jax
 from hf_folders import folder, reference, settings, tensors, write
 from lns_jax import UserError, presets, runs
 from lns_jax.data import tokenizers
-from lns_jax.interop import from_bin, take_in
+from lns_jax.interop import from_bin, import_model
 from test_cli import command
 
 
@@ -33,7 +33,7 @@ def with_tokenizer(tmp_path):
 
 def test_weights_settings_and_tokenizer_are_those_of_the_folder(tmp_path):
   path = with_tokenizer(tmp_path)
-  found = take_in.import_model(path, tmp_path / 'run')
+  found = import_model.import_model(path, tmp_path / 'run')
   config, params, tokenizer = lns_jax.load(path)
   again, same, its_own = lns_jax.load(tmp_path / 'run')
   assert again == config and its_own.hash == tokenizer.hash
@@ -44,7 +44,7 @@ def test_weights_settings_and_tokenizer_are_those_of_the_folder(tmp_path):
 
 
 def test_it_is_evaluated_and_trained_on_from_its_config_file(tmp_path):
-  take_in.import_model(with_tokenizer(tmp_path), tmp_path / 'run', seq_len=16)
+  import_model.import_model(with_tokenizer(tmp_path), tmp_path / 'run', seq_len=16)
   loss = runs.evaluate(tmp_path / 'run', max_tokens=512)['loss']
   assert np.isfinite(loss)
   result = command('experiments/pretrain.py', f'--config={tmp_path}/run/config.py', f'--workdir={tmp_path}/on',
@@ -57,7 +57,7 @@ def test_it_is_evaluated_and_trained_on_from_its_config_file(tmp_path):
 @pytest.mark.parametrize('scheme', ['lns', 'branch_lns'])
 def test_a_retrofit_keeps_the_function_and_takes_the_scheme(scheme, tmp_path):
   path = folder('llama', tmp_path)
-  take_in.import_model(path, tmp_path / 'run', retrofit=scheme)
+  import_model.import_model(path, tmp_path / 'run', retrofit=scheme)
   config, params, _ = lns_jax.load(tmp_path / 'run')
   assert config.scheme == scheme
   right = reference('llama')
@@ -69,7 +69,7 @@ def test_a_retrofit_keeps_the_function_and_takes_the_scheme(scheme, tmp_path):
 
 def test_a_scheme_that_the_weights_were_trained_with_leaves_them_as_they_are(tmp_path):
   path = folder('llama', tmp_path)
-  take_in.import_model(path, tmp_path / 'run', scheme='lns')
+  import_model.import_model(path, tmp_path / 'run', scheme='lns')
   config, params, _ = lns_jax.load(tmp_path / 'run')
   assert config.scheme == 'lns'
   np.testing.assert_array_equal(params['layers']['2']['attn_in_norm']['gain'],
@@ -79,7 +79,7 @@ def test_a_scheme_that_the_weights_were_trained_with_leaves_them_as_they_are(tmp
 
 
 def test_without_a_tokenizer_there_is_nothing_to_evaluate_on(tmp_path):
-  take_in.import_model(folder('gpt2', tmp_path), tmp_path / 'run')
+  import_model.import_model(folder('gpt2', tmp_path), tmp_path / 'run')
   assert lns_jax.load(tmp_path / 'run')[2] is None
   with pytest.raises(UserError, match='without a tokenizer'):
     runs.evaluate(tmp_path / 'run')
@@ -91,22 +91,22 @@ def test_without_a_tokenizer_there_is_nothing_to_evaluate_on(tmp_path):
 def test_a_mistake_is_one_sentence_and_leaves_nothing(arguments, words, tmp_path):
   path = folder('llama', tmp_path)
   with pytest.raises(UserError) as error:
-    take_in.import_model(path, tmp_path / 'run', **arguments)
+    import_model.import_model(path, tmp_path / 'run', **arguments)
   assert all(word in str(error.value) for word in words)
   assert sorted(p.name for p in tmp_path.iterdir()) in (['llama'], ['cache', 'llama'])
 
 
 def test_nothing_is_written_over_and_a_run_is_no_import(tmp_path):
   path = folder('llama', tmp_path)
-  take_in.import_model(path, tmp_path / 'run')
+  import_model.import_model(path, tmp_path / 'run')
   with pytest.raises(UserError, match='exists'):
-    take_in.import_model(path, tmp_path / 'run')
+    import_model.import_model(path, tmp_path / 'run')
   with pytest.raises(UserError, match='run folder already'):
-    take_in.import_model(tmp_path / 'run', tmp_path / 'other')
+    import_model.import_model(tmp_path / 'run', tmp_path / 'other')
 
 
 def test_the_config_file_of_a_run_is_its_settings(tmp_path):
-  take_in.import_model(with_tokenizer(tmp_path), tmp_path / 'run')
+  import_model.import_model(with_tokenizer(tmp_path), tmp_path / 'run')
   config = presets.load_config(str(tmp_path / 'run' / 'config.py'))
   assert config.model == lns_jax.load(tmp_path / 'run')[0]
   assert config.train.init_from == str(tmp_path / 'run')
