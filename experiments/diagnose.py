@@ -14,7 +14,8 @@ MODEL = flags.DEFINE_list('model', None, 'Run folders, separated by commas.')
 OUT = flags.DEFINE_string('out', None, 'Folder for the results.')
 TEXT = flags.DEFINE_string(
     'text', '', "File or folder of text, embedded, or tfds:NAME; a run's own validation split by default.")
-TOKENS = flags.DEFINE_integer('tokens', 262_144, 'Size of the sample in tokens (of images: their number).', lower_bound=1)
+TOKENS = flags.DEFINE_integer(
+    'tokens', 262_144, 'Size of the sample in tokens (of images: their number).', lower_bound=1)
 SEQ_LEN = flags.DEFINE_integer('seq_len', 0, "Positions in a row; 0: the model's own.", lower_bound=0)
 MEASURES = flags.DEFINE_list('measures', [], 'Which measures to take; by default all that are not only taken when they are '
                              'named, as tsne is (all,tsne takes both). A wrong name lists them.')

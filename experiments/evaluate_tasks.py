@@ -21,7 +21,8 @@ MODEL = flags.DEFINE_string('model', None, 'Run folder, Hugging Face folder or .
 TASKS = flags.DEFINE_list(
     'tasks', [], 'Names that lm-eval knows; paper: MMLU, BoolQ, ARC-e, PIQA, HellaSwag, OBQA and WinoGrande; mmlu_dev; '
     'mmlu_dev_texts; a .jsonl file of questions as of diagnose.py --task.')
-SQUAD = flags.DEFINE_string('squad', '', 'File of the SQuAD v1.1 form, for a BERT with a head for it; in place of tasks.')
+SQUAD = flags.DEFINE_string(
+    'squad', '', 'File of the SQuAD v1.1 form, for a BERT with a head for it; in place of tasks.')
 INCLUDE_PATH = flags.DEFINE_string('include_path', '', 'Folder with YAML files of further tasks.')
 DATA_DIR = flags.DEFINE_string('data_dir', '', 'Folder with copies of the data sets.')
 NUM_FEWSHOT = flags.DEFINE_integer(

@@ -46,7 +46,7 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
     out: folder.
     text: a source as of `data.source`; by default a run's own validation split, the embedded text for other models.
     tokens: size of the sample, in predictions; of a model of images, in images.
-    seq_len: T of the rows that are made of `text`; a run's own by default, for other models `samples.SEQ_LEN` at most.
+    seq_len: T of the rows that are made of `text`; a run's own by default, for other models 512 at most.
     chosen: names of `depth.measures.MEASURES`; by default, and for 'all' among them, every one that is not asked_only.
     task: 'accuracy' (next token or class, on the sample), a file of questions as `data.choices` reads it, or a name of
       `data.mmlu_dev.NAMES`; the measures of layers removed are then taken with its score too.

@@ -43,33 +43,62 @@ def whole(path: pathlib.Path, mode: str = 'w', **kwargs):
   os.replace(partial, path)
 
 
+def unused(out) -> pathlib.Path:
+  """The absolute path of a file or folder that can be made. Raises UserError when it exists or there is no way to."""
+  if '://' in str(out):
+    raise UserError(f'{out} is not on a local disk; write there and copy it.')
+  path = absolute(out)
+  absolute(unfinished(path))  # a longer name
+  if os.path.lexists(path):
+    raise UserError(f'{path} exists, and nothing is written over it; give a path where nothing is.')
+  above = next(p for p in path.parents if p.exists())
+  if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+    raise UserError(f'{path} cannot be made: {above} is not a folder that can be written to.')
+  return path
+
+
 @contextlib.contextmanager
 def whole_folder(path: pathlib.Path):
-  """A folder to fill, which becomes `path` at the end. Raises OSError.
+  """A folder to fill, which becomes `path` at the end; otherwise as `whole_path`."""
+  with whole_path(path) as partial:
+    partial.mkdir()
+    yield partial
+
+
+@contextlib.contextmanager
+def whole_path(path: pathlib.Path):
+  """A name for a file or folder to write, which becomes `path` at the end. Raises OSError.
 
   After an error, Ctrl-C or SIGTERM nothing is left of it, nor of folders above that were not there; what a killed
-  process left of the same folder is removed first.
+  process left of the same path is removed first.
   """
   for left in path.parent.glob(glob.escape(path.name) + '.unfinished-*'):
     if not _alive(left.name.rpartition('-')[2]):
-      shutil.rmtree(left, ignore_errors=True)
+      _remove(left)
   partial = unfinished(path)
   made = [folder for folder in path.parents if not folder.exists()]  # from the lowest up
   with _terminable():
     try:
-      partial.mkdir(parents=True)
+      partial.parent.mkdir(parents=True, exist_ok=True)
       yield partial
       os.rename(partial, path)
     except BaseException:
-      shutil.rmtree(partial, ignore_errors=True)
+      _remove(partial)
       with contextlib.suppress(OSError):  # somebody else has put something there
         for folder in made:
           folder.rmdir()
       raise
 
 
+def _remove(path: pathlib.Path):
+  """Removes a file or a folder as far as that can be done."""
+  shutil.rmtree(path, ignore_errors=True)  # of a file it does nothing
+  with contextlib.suppress(OSError):
+    path.unlink()
+
+
 def unfinished(path: pathlib.Path) -> pathlib.Path:
-  """What this process calls a folder while it is filled."""
+  """What this process calls a file or folder while it is written."""
   return path.with_name(f'{path.name}.unfinished-{os.getpid()}')
 
 

@@ -17,10 +17,9 @@ from lns_jax.depth.interventions import ScoreFn
 from lns_jax.errors import UserError
 from lns_jax.interop import text_rules
 from lns_jax.interop.load import is_run, load_run_config
+from lns_jax.interop.text_rules import LENGTH, SEQ_LEN
 from lns_jax.train.evaluate import place
 
-SEQ_LEN = 512  # of rows of text for a model that is no run, unless it was trained with less
-LENGTH = 2048  # positions of a model that does not say what it was trained with
 PREDICTED = {'decoder': 'the next token', 'encoder': 'hidden tokens', 'vit': 'classes'}
 BATCH_TOKENS = 4096  # positions whose states exist at a time
 LEAST_ROWS = 16  # of a measure's part of the sample: an interval over fewer sequences says little

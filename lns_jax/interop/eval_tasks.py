@@ -27,7 +27,7 @@ SPLITS = ('training_split', 'validation_split', 'test_split', 'fewshot_split')
 
 
 def from_questions(path: str) -> dict:
-  """A task over a file of questions as `lns_jax.data.choices` reads it: its accuracy is that of `diagnose.py --task`."""
+  """A task over a file of questions as `lns_jax.data.choices` reads it, with the accuracy of `diagnose.py --task`."""
   found = choices.questions(pathlib.Path(path).expanduser())
   strings = [[choices.texts(q.context, c) for c in q.choices] for q in found]
   docs = [{'context': own[0][0], 'choices': [c for _, c in own], 'answer': q.answer} for q, own in zip(found, strings)]

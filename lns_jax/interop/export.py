@@ -17,7 +17,7 @@ from lns_jax.data import tokenizers
 from lns_jax.errors import UserError, nearest
 from lns_jax.interop import card, config_json, families, fields, fold, names, shards, tokenizer_files
 from lns_jax.interop.load import is_run, load, load_run_config
-from lns_jax.interop.save import new_folder
+from lns_jax.interop.text_rules import LENGTH
 from lns_jax.models import layout, transformer
 from lns_jax.train import run_info
 
@@ -66,7 +66,7 @@ def export(model, out, *, drop_layers=(), dtype: str = 'float32', shard_size: st
       no stock class computes; and when the logits differ. Nothing is left then.
   """
   start = time.perf_counter()
-  out, limit = new_folder(out), shards.size(shard_size)
+  out, limit = files.unused(out), shards.size(shard_size)
   if dtype not in DTYPES:
     raise UserError(f'--dtype={dtype} is not known.{nearest(dtype, DTYPES)}')
   origin = _origin(model, step)
@@ -102,7 +102,7 @@ def _with_length(plain: config_lib.ModelConfig, origin: Origin) -> config_lib.Mo
   """The model with the longest text that it is for, which its config.json must say: a run's rows, if nothing else."""
   if plain.family != 'decoder' or plain.max_positions:
     return plain
-  return dataclasses.replace(plain, max_positions=origin.run.data.seq_len if origin.run else 2048)
+  return dataclasses.replace(plain, max_positions=origin.run.data.seq_len if origin.run else LENGTH)
 
 
 def pick(plain: config_lib.ModelConfig, model_type: str = '', asked: bool = False) -> str:

@@ -6,7 +6,7 @@ Defaults of missing fields are those of the architecture, as transformers has th
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from lns_jax.config import BIASES, ModelConfig, RopeScaling
+from lns_jax.config import ModelConfig, RopeScaling
 from lns_jax.errors import UserError, nearest
 from lns_jax.interop import config_json, names
 from lns_jax.interop.fields import Fields
@@ -42,9 +42,10 @@ class Family:
   architecture: str = ''
 
 
-def _bias(attn: tuple[str, ...], mlp: bool) -> str:
-  wanted = (*attn, *(('gate', 'up', 'down') if mlp else ()))
-  return next(name for name, parts in BIASES.items() if parts == wanted)
+def _bias(f: Fields, *, of_mlp: bool = False) -> str:
+  """model.bias by the field attention_bias, and, where the class has it, mlp_bias."""
+  attention, mlp = f.take('attention_bias', False), of_mlp and f.take('mlp_bias', False)
+  return 'all' if attention and mlp else 'attn' if attention else 'mlp' if mlp else 'none'
 
 
 def _scaling(f: Fields, max_positions: int) -> tuple[float, RopeScaling]:
@@ -75,7 +76,7 @@ def _scaling(f: Fields, max_positions: int) -> tuple[float, RopeScaling]:
   return base, RopeScaling(**given, kind=kind, original_length=int(original or max_positions))
 
 
-def windows(f: Fields, size: int, first: int, layers: int) -> Settings:
+def _windows(f: Fields, size: int, first: int, layers: int) -> Settings:
   """A window of `size` keys in the layers from position `first` on, unless layer_types says in which."""
   types = f.take('layer_types') or ['sliding_attention' if i >= first else 'full_attention' for i in range(layers)]
   if len(types) != layers or set(types) - {'sliding_attention', 'full_attention'}:
@@ -96,49 +97,48 @@ def decoder(f: Fields, kv_heads: int | None = None, eps: float = 1e-6) -> Settin
       'vocab_size': f.number('vocab_size'), 'd_model': d_model, 'd_ff': f.number('intermediate_size'),
       'num_layers': f.number('num_hidden_layers'), 'num_heads': heads,
       'num_kv_heads': f.number('num_key_value_heads', kv_heads or heads),
-      'head_dim': f.number('head_dim', d_model // heads), 'max_positions': max_positions,
+      'head_dim': f.number('head_dim', d_model // max(heads, 1)), 'max_positions': max_positions,
       'norm_eps': f.number('rms_norm_eps', eps, float), 'rope_base': base, 'rope_scaling': scaling,
       'tie_embeddings': bool(f.take('tie_word_embeddings', False))}
 
 
 def _llama(f: Fields) -> Settings:
-  attn = tuple('qkvo') if f.take('attention_bias', False) else ()
-  return decoder(f) | {'bias': _bias(attn, f.take('mlp_bias', False))}
+  return decoder(f) | {'bias': _bias(f, of_mlp=True)}
 
 
 def _mistral(f: Fields) -> Settings:
   window = f.given('sliding_window', 4096) or 0
   found = decoder(f, kv_heads=8)
-  return found | windows(f, window, 0, found['num_layers'])
+  return found | _windows(f, window, 0, found['num_layers'])
 
 
-def _qwen_windows(f: Fields, layers: int) -> Settings:
-  """Two gates: use_sliding_window switches all windows, max_window_layers counts the lower layers without one."""
-  size, first = f.take('sliding_window', 4096), f.take('max_window_layers', 28)
-  return windows(f, size if f.take('use_sliding_window', False) else 0, first, layers)
+def qwen_windows(f: Fields, layers: int, first: int = 28) -> Settings:
+  """Two gates: use_sliding_window switches all windows, max_window_layers counts the lower layers without one.
+
+  first: the class's max_window_layers.
+  """
+  size, first = f.number('sliding_window', 4096), f.number('max_window_layers', first)
+  return _windows(f, size if f.take('use_sliding_window', False) else 0, first, layers)
 
 
 def _qwen2(f: Fields) -> Settings:
   found = decoder(f, kv_heads=32)
   f.only('attention_bias', (True,), True)  # it has no such field and always has the biases
-  return found | _qwen_windows(f, found['num_layers']) | {'bias': 'qkv'}
+  return found | qwen_windows(f, found['num_layers']) | {'bias': 'qkv'}
 
 
 def _qwen3(f: Fields) -> Settings:
   found = decoder(f, kv_heads=32) | {'head_dim': f.number('head_dim', 128), 'qk_norm': 'head'}
-  attn = tuple('qkvo') if f.take('attention_bias', False) else ()
-  return found | _qwen_windows(f, found['num_layers']) | {'bias': _bias(attn, False)}
+  return found | qwen_windows(f, found['num_layers']) | {'bias': _bias(f)}
 
 
 def _olmo(f: Fields) -> Settings:
-  attn = tuple('qkvo') if f.take('attention_bias', False) else ()
-  return decoder(f) | {'norm': 'nonparametric_layernorm', 'norm_eps': 1e-5, 'bias': _bias(attn, False),
-                        'clip_qkv': float(f.take('clip_qkv', 0.0))}
+  return decoder(f) | {'norm': 'nonparametric_layernorm', 'norm_eps': 1e-5, 'bias': _bias(f),
+                        'clip_qkv': f.number('clip_qkv', 0.0, float)}
 
 
 def _olmo2(f: Fields) -> Settings:
-  attn = tuple('qkvo') if f.take('attention_bias', False) else ()
-  return decoder(f, eps=1e-5) | {'qk_norm': 'full', 'scheme': 'res_norm', 'bias': _bias(attn, False)}
+  return decoder(f, eps=1e-5) | {'qk_norm': 'full', 'scheme': 'res_norm', 'bias': _bias(f)}
 
 
 _GELUS = {'gelu': 'gelu', 'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh'}
@@ -221,6 +221,13 @@ FAMILIES = {
 VL = 'qwen2_5_vl'
 
 
+def refuse_quantised(config: dict, where):
+  """Raises UserError for packed weights of Hugging Face's own kinds."""
+  if config.get('quantization_config'):
+    raise UserError(f'{where}: quantization_config is not supported; give the folder with the weights as they were '
+                    'before, or a .gguf file.')
+
+
 def of(config: dict, where, known: Mapping[str, Family] = FAMILIES) -> tuple[Family, Settings]:
   """The family and the settings that a config.json stands for.
 
@@ -232,9 +239,7 @@ def of(config: dict, where, known: Mapping[str, Family] = FAMILIES) -> tuple[Fam
                     'experiments/vl_layers.py measures it.')
   if kind not in known:
     raise UserError(f'{where}: model_type = {kind!r} is not known; known are {", ".join(known)}.')
-  if config.get('quantization_config'):
-    raise UserError(f'{where}: quantization_config is not supported; give the folder with the weights as they were '
-                    'before, or a .gguf file.')
+  refuse_quantised(config, where)
   family, fields = known[kind], Fields(config, where)
   settings = family.ours(fields)
   fields.finish()

@@ -1,5 +1,6 @@
 """Reading a config.json so that no field is passed over: each is honoured, known to be neutral, or refused by name."""
 
+import math
 from collections.abc import Iterable
 
 from lns_jax.errors import UserError
@@ -48,7 +49,8 @@ class Fields:
     value = self.take(name, default)
     if value is None:
       raise UserError(f'{self._where} has no field {name!r}.')
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or kind(value) != value:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (
+        math.isfinite(value) and kind(value) == value):
       raise UserError(f'{self._where}: {name} = {value!r} is not a number of type {kind.__name__}.')
     return kind(value)
 

@@ -6,7 +6,7 @@ import time
 
 from lns_jax import files
 from lns_jax.errors import UserError
-from lns_jax.interop import save, shards, weights
+from lns_jax.interop import shards, weights
 
 PICKLE, PICKLE_INDEX = 'pytorch_model.bin', 'pytorch_model.bin.index.json'
 BESIDE = ('*.json', '*.txt', '*.model', '*.tiktoken')  # config and tokenizer, no code
@@ -21,7 +21,7 @@ def convert(folder, out) -> dict:
   Raises:
     UserError: torch is not installed; there are no such files, or one holds more than tensors; `out` exists.
   """
-  start, folder, out = time.perf_counter(), files.absolute(folder), save.new_folder(out)
+  start, folder, out = time.perf_counter(), files.absolute(folder), files.unused(out)
   try:
     from safetensors import torch as safetensors
   except ImportError:

@@ -8,11 +8,9 @@ import json
 import numpy as np
 
 from lns_jax.errors import UserError, nearest
+from lns_jax.interop.families import FAMILIES
 from lns_jax.interop.fields import RECORD
 
-_CLASSES = {'llama': 'LlamaForCausalLM', 'mistral': 'MistralForCausalLM', 'qwen2': 'Qwen2ForCausalLM',
-            'qwen3': 'Qwen3ForCausalLM', 'gpt2': 'GPT2LMHeadModel', 'olmo': 'OlmoForCausalLM',
-            'olmo2': 'Olmo2ForCausalLM'}
 ARCHITECTURES = ('llama', 'qwen2', 'qwen3', 'gpt2', 'olmo', 'olmo2')
 KEY = 'lns_jax.record'  # holds the field RECORD of a config.json, as JSON
 _NO_DEFAULT = object()
@@ -93,7 +91,7 @@ def to_config(path, file) -> dict:
     config[RECORD] = _record(path, file.metadata[KEY])
   for name in ('bos', 'eos'):
     config[f'{name}_token_id'] = file.metadata.get(f'tokenizer.ggml.{name}_token_id')
-  return config | {'architectures': [_CLASSES[config['model_type']]], 'tie_word_embeddings': _tied(file)}
+  return config | {'architectures': [FAMILIES[config['model_type']].architecture], 'tie_word_embeddings': _tied(file)}
 
 
 def _record(path, text) -> dict:
@@ -164,7 +162,8 @@ def _rope_scaling(fields: _Fields, file, base: float, head_dim: int, length: int
     return None if plain else {'rope_type': 'linear', 'factor': factor}
   if kind != 'yarn':
     fields.refuse('rope.scaling.type', kind, 'of it only none, linear and yarn are known')
-  found = {'rope_type': 'yarn', 'factor': factor, 'original_max_position_embeddings': original and int(original), **betas,
+  found = {'rope_type': 'yarn', 'factor': factor, **betas,
+           'original_max_position_embeddings': original and int(original),
            'attention_factor': attention and attention * (0.1 * np.log(factor).item() + 1.0)}
   return {key: value for key, value in found.items() if value is not None}
 

@@ -100,7 +100,8 @@ def fields(tokenizer: Tokenizer, rows: int) -> dict:
   found['token_type'] += [_UNUSED] * (rows - count)
   if 'scores' in found:
     found['scores'] += [0.0] * (rows - count)
-  ids = dict(zip(('eos_token_id', 'eot_token_id', 'eom_token_id'), tokenizer.eos_ids)) | {'bos_token_id': tokenizer.bos_id}
+  ids = {'bos_token_id': tokenizer.bos_id} | dict(
+      zip(('eos_token_id', 'eot_token_id', 'eom_token_id'), tokenizer.eos_ids))
   found |= {name: i for name, i in ids.items() if i is not None}
   return {f'tokenizer.ggml.{name}': value for name, value in found.items()} | {
       'tokenizer.ggml.add_bos_token': bool(tokenizer.adds_bos)}

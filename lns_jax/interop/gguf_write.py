@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import math
-import os
 
 import numpy as np
 
 from lns_jax import files
 from lns_jax.config import ModelConfig
 from lns_jax.errors import UserError, nearest
-from lns_jax.interop import families, gguf, gguf_config, gguf_file, gguf_tokenizer, save, weights
+from lns_jax.interop import families, gguf, gguf_config, gguf_file, gguf_tokenizer, weights
 from lns_jax.interop.fields import RECORD
 
 # Our names of types: the library's name of a matrix's, and of the file's.
@@ -34,12 +33,11 @@ def write(source, out, *, dtype: str = 'bfloat16') -> dict:
     {'out':, 'architecture':, 'dtype':, 'tensors':, 'bytes':}.
 
   Raises:
-    UserError: `out` exists; GGUF has no name for the model, its tokenizer or one of its settings; or what is read
-      again is not the model.
+    UserError: `out` exists or cannot be written; GGUF has no name for the model, its tokenizer or one of its settings;
+      or what is read again is not the model.
   """
-  out = files.absolute(out)
-  if out.exists():
-    raise UserError(f'{out} exists, and nothing is written over it.')
+  out = files.unused(out)
+  gguf_file.library()
   if out.suffix != '.gguf':
     raise UserError(f'{out} does not end in .gguf.')
   if dtype not in _KINDS:
@@ -50,14 +48,12 @@ def write(source, out, *, dtype: str = 'bfloat16') -> dict:
   if arch not in gguf_config.ARCHITECTURES:
     raise UserError(f'{opened.path} is of type {arch!r}, which is not known as GGUF.'
                     f'{nearest(arch, gguf_config.ARCHITECTURES)}')
-  out.parent.mkdir(parents=True, exist_ok=True)
-  partial = files.unfinished(out)
   try:
-    _write(opened, config, arch, partial, dtype)
-    _check(opened, config, partial, dtype)
-    os.replace(partial, out)
-  finally:
-    partial.unlink(missing_ok=True)
+    with files.whole_path(out) as partial:
+      _write(opened, config, arch, partial, dtype)
+      _check(opened, config, partial, dtype)
+  except OSError as e:
+    raise UserError(f'{out} could not be written: {e.strerror or e}; nothing is left of it.') from None
   return {'out': str(out), 'architecture': arch, 'dtype': dtype, 'tensors': len(opened.shapes),
           'bytes': out.stat().st_size}
 

@@ -14,7 +14,7 @@ from lns_jax.interop.fields import RECORD
 from lns_jax.interop.weights import Weights
 from lns_jax.layers import schemes
 
-THEIRS = 'max_sequence_length'  # a field that only the paper's code writes, and nobody reads
+PAPERS = 'max_sequence_length'  # a field that only the paper's code writes, and nobody reads
 
 
 def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=None,
@@ -34,9 +34,9 @@ def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=No
   """
   where = weights.path / 'config.json' if weights.path.is_dir() else weights.path
   family, settings = families.of(weights.config, where, known)
-  if scheme is None and THEIRS in weights.config and RECORD not in weights.config:
+  if scheme is None and PAPERS in weights.config and RECORD not in weights.config:
     logging.warning("%s is one of the paper's code, which does not say where the norms' factors are: it is opened as "
-                    'scheme %s; pass scheme=lns (import_hf.py --scheme=lns) for a model trained with LayerNorm Scaling.',
+                    'scheme %s; pass scheme=lns (import_hf.py --scheme=lns) for one trained with LayerNorm Scaling.',
                     where, settings.get('scheme', 'pre'))
   config = ModelConfig(**settings | ({} if scheme is None else {'scheme': scheme}))
   entries = names.table(config, family.rows)

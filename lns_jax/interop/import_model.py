@@ -12,9 +12,8 @@ from lns_jax.config import ModelConfig, RunConfig
 from lns_jax.data import dataset, tokenizers
 from lns_jax.errors import UserError
 from lns_jax.interop import fold, load, save
+from lns_jax.interop.text_rules import SEQ_LEN
 from lns_jax.models import layout
-
-SEQ_LEN = 512  # of the rows that an imported model is measured on and trained on further, unless it is for shorter ones
 
 
 def import_model(model, workdir, *, scheme: str | None = None, retrofit: str = '', dtype: str | None = None,
@@ -37,7 +36,7 @@ def import_model(model, workdir, *, scheme: str | None = None, retrofit: str = '
     UserError: there is no such model or it is not understood, `workdir` exists, or the retrofit has no such form.
   """
   start = time.perf_counter()
-  out = save.new_folder(workdir)
+  out = files.unused(workdir)
   if load.is_run(model):
     raise UserError(f'{model} is a run folder already; the commands open it as it is.')
   config, params, tokenizer = load.load(model, scheme=scheme, dtype=dtype)

@@ -23,7 +23,6 @@ from lns_jax.interop.likelihood import Scorer
 from lns_jax.interop.load import load_in
 from lns_jax.models import layout
 
-DEFAULT_LENGTH = 2048  # of a model that does not say how long its rows were, as lm-eval's own adapters have it
 GENERATED = 256  # tokens at most, where a task does not say
 PROMPTS = 32  # that are generated from at a time, where the size of a batch is not given
 
@@ -59,7 +58,7 @@ class Model(TemplateLM):
       raise UserError(f'--add_bos: the tokenizer {tokenizer.name} has no BOS.')
     self.tokenizer = tokenizer
     self.bos_id = rules.bos_id if add_bos is None else tokenizer.bos_id if add_bos else None
-    self.max_length = max_length or rules.length or DEFAULT_LENGTH
+    self.max_length = max_length or rules.length or text_rules.LENGTH
     self.cut = 0
     self._config = dataclasses.replace(config, loop='scan')  # one compiled body serves all layers
     self._params = layout.stack(params, self._config)

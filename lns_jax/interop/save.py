@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -28,20 +27,6 @@ def get_config():
 '''
 
 
-def new_folder(out) -> pathlib.Path:
-  """The absolute path of a folder that can be made. Raises UserError when it exists or there is no way to make it."""
-  if '://' in str(out):
-    raise UserError(f'{out} is not a local folder; write to one and copy it there.')
-  path = files.absolute(out)
-  files.absolute(files.unfinished(path))  # a longer name
-  if os.path.lexists(path):
-    raise UserError(f'{path} exists, and nothing is written over it; give a folder that does not.')
-  above = next(p for p in path.parents if p.exists())
-  if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-    raise UserError(f'{path} cannot be made: {above} is not a folder that can be written to.')
-  return path
-
-
 def save(config: config_lib.ModelConfig, params, out, *, like, step: int | None = None,
          result: dict | None = None) -> pathlib.Path:
   """Writes a model that came from a run, such as that run's without some layers, as a run folder of its own.
@@ -63,7 +48,7 @@ def save(config: config_lib.ModelConfig, params, out, *, like, step: int | None 
   Raises:
     UserError: `out` exists or cannot be written, `like` is no run folder, or the parameters are not those of `config`.
   """
-  out = new_folder(out)
+  out = files.unused(out)
   step, run = load_run_config(like, step)
   model = dataclasses.replace(config, ramp_step=run.model.ramp_step)  # `load` takes it from the step
   canonical = layout.unstack(params)
@@ -82,7 +67,7 @@ def write(out: pathlib.Path, run: config_lib.RunConfig, canonical, *, step: int,
   """Writes a run folder that no training has left: whole or not at all.
 
   Args:
-    out: as `new_folder` gives it.
+    out: as `files.unused` gives it.
     run, canonical: settings, and parameters with one entry a layer.
     origin: where the model is from, for run_info.json.
     corpus_hash: of the text that the model is measured on; None: there is none.

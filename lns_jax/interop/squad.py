@@ -2,8 +2,8 @@
 
 A question and its context become rows [CLS] question [SEP] context [SEP]; a long context is cut into windows that
 overlap. The answer is the pair of positions of the context, the last not before the first, with the largest sum of
-start and end logit over all windows. Scores are those of the official script of v1.1: per cent of exact matches, and mean F1
-of words, of the best of each question's reference answers, after lower-casing and without punctuation and articles.
+start and end logit over all windows. Scores are those of the official script of v1.1: per cent of exact matches, and
+mean F1 of words, of the best of each question's reference answers, in lower case and without punctuation and articles.
 """
 
 import collections
@@ -116,7 +116,7 @@ def _logits(config: ModelConfig, params, batch):
 
 
 def best_span(start_T: np.ndarray, end_T: np.ndarray, may_T: np.ndarray) -> tuple[float, int, int]:
-  """(sum, first, last) of the best pair of positions that may answer, MAX_ANSWER tokens at most, the first of equals."""
+  """(sum, first, last) of the best pair of positions that may answer, MAX_ANSWER tokens at most; first of equals."""
   first, last = np.indices((len(start_T), len(end_T)))
   allowed = (last >= first) & (last < first + MAX_ANSWER) & may_T[:, None] & may_T
   sums = np.where(allowed, start_T[:, None] + end_T, -np.inf)
@@ -184,9 +184,3 @@ def scores(answers: dict[str, str], questions: Sequence[Question]) -> dict[str, 
   def mean(score):
     return 100 * float(np.mean([max(score(answers[q.id], text) for text, _ in q.answers) for q in questions]))
   return {'exact_match': mean(exact), 'f1': mean(f1), 'questions': len(questions)}
-
-
-def score(config: ModelConfig, params, tokenizer: Tokenizer, path, **kwargs) -> dict[str, float]:
-  """`scores` of a model on a file; kwargs: of `predict`. Raises UserError as `read` and `predict` do."""
-  questions = read(path)
-  return scores(predict(config, params, tokenizer, questions, **kwargs), questions)

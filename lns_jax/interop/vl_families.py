@@ -33,8 +33,7 @@ def split(config: dict, where) -> tuple[Settings, dict, dict]:
     repeated = lambda name, v: config['text_config'].get(name, v) == v and name in config['text_config']
     whole |= {name: v for name, v in text.items() if not repeated(name, v) and name != 'tie_word_embeddings'}
     text = {n: v for n, v in config['text_config'].items() if n not in own} | {'tie_word_embeddings': tie}
-  if config.get('quantization_config'):
-    raise UserError(f'{where}: quantization_config is not supported; give the folder with the weights as they were.')
+  families.refuse_quantised(config, where)
   fields = Fields(whole, where)
   settings = {ours: fields.number(theirs, default) for ours, (theirs, default) in IDS.items()}
   for name in ('vision_config', 'text_config', 'vision_token_id'):  # the last is a name for either kind of pad
@@ -57,12 +56,10 @@ def _text_fields(text: dict) -> dict:
 
 def _text(f: Fields) -> Settings:
   found = families.decoder(f, kv_heads=8, eps=1e-5)
-  size, first = f.take('sliding_window', 4096), f.take('max_window_layers', 80)
   sections = f.take('mrope_section')
   if sections is None:
     raise f.refused('rope_scaling', 'it needs an mrope_section')
-  windows = families.windows(f, size if f.take('use_sliding_window', False) else 0, first, found['num_layers'])
-  return found | windows | {'bias': 'qkv', 'rope_sections': tuple(sections)}
+  return found | families.qwen_windows(f, found['num_layers'], first=80) | {'bias': 'qkv', 'rope_sections': tuple(sections)}
 
 
 def _side(f: Fields, name: str, default: int) -> int:

@@ -1,4 +1,4 @@
-"""The loop over a model's layers: unrolled, with each layer's index static, or one compiled body a run of equal layers."""
+"""The loop over a model's layers: unrolled, each index static, or one compiled body for a run of equal layers."""
 
 from collections.abc import Callable
 

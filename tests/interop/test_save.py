@@ -119,7 +119,7 @@ def test_nothing_is_overwritten_and_a_place_that_cannot_be_is_refused(run, tmp_p
   (tmp_path / 'empty').mkdir()
   (tmp_path / 'dangling').symlink_to(tmp_path / 'nowhere')
   for name, words in (('file', 'exists'), ('empty', 'exists'), ('dangling', 'exists'),
-                      ('file/below', 'file is not a folder'), ('s3://bucket/less', 'not a local folder'),
+                      ('file/below', 'file is not a folder'), ('s3://bucket/less', 'not on a local disk'),
                       ('x' * 250, '255 at most'), ('x\0', 'NUL')):
     with pytest.raises(UserError, match=words):
       save_lib.save(config, whole, name if '://' in name else tmp_path / name, like=run)
