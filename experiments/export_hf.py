@@ -1,4 +1,4 @@
-"""A model as a Hugging Face folder that stock Llama, Qwen2, Qwen3, Mistral, OLMo, OLMo 2 or GPT-2 opens.
+"""A model as a Hugging Face folder that stock Llama, Qwen2, Qwen3, Mistral, OLMo, OLMo 2, GPT-2, BERT or ViT opens.
 
   python experiments/export_hf.py --workdir=runs/quickstart/lns --out=exported
   python experiments/export_hf.py --workdir=runs/lns_1b --out=exported --drop_layers=21,22 --dtype=bfloat16

@@ -154,19 +154,55 @@ def _open(path: str, dtype: str):
   return path, config, params, tokenizer
 
 
+@dataclasses.dataclass
+class _Taken:
+  """What the measures of one model found: by name; of each its size and seconds; why others were refused."""
+
+  found: dict = dataclasses.field(default_factory=dict)
+  measures: dict[str, dict] = dataclasses.field(default_factory=dict)
+  refused: dict[str, str] = dataclasses.field(default_factory=dict)
+
+  def add(self, kind: str, rows: list, found: dict, seconds: float):
+    """What a measure found on rows."""
+    self.found |= found
+    self.measures[kind] = samples.size(rows) | {'seconds': seconds}
+
+
 def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.Measure], sample: samples.Sample,
              task: samples.Task | None, seed: int) -> tuple[dict, dict]:
   """(depth.json of one model, arrays by name); each measure is kept as soon as it is done."""
   path, config, params, tokenizer = model
   folder.mkdir(exist_ok=True)
-  mesh = sharding.make_mesh(MeshConfig())
-  everything, taken, refused = {}, {}, {}
-  on = {kind: task.sample if m.task else sample for kind, m in table.items()}
-  costs = {kind: m.passes(config) * len(on[kind].part(m.share)) for kind, m in table.items()}
   weights, compute = param.dtypes(config)
   mask = MASKS[config.family]
   say(f'{name}: {len(table)} measures on {sample.words}, in {compute} with {weights} weights; {mask}'
       + (f'; {task.about["what"]}' if task else ''))
+  taken = _take(folder, name, config, params, table, sample, task, seed)
+  for kind, why in taken.refused.items():
+    say(f'{name}: {kind} was not taken: {why}')
+  if not taken.measures:
+    raise UserError(next(iter(taken.refused.values())))
+  in_files = {key for measure in measures.MEASURES.values() for key in measure.arrays}
+  result = record.make(name, config, {k: v for k, v in taken.found.items() if k not in in_files}) | {
+      'path': str(path), 'scheme': config.scheme, 'dtype': str(compute), 'weights_dtype': str(weights),
+      'sample': sample.words, 'sample_hash': _digest(sample.rows), 'text_hash': sample.hash, 'mask': mask,
+      'tokenizer': tokenizer and tokenizer.hash, 'measures': taken.measures, 'refused': taken.refused,
+      'task': task.about if task else None}
+  result['tokens'] = result['tokens'] or max(t.get('tokens', t['rows']) for t in taken.measures.values())
+  if sample.bytes and 'baseline' in result:
+    result['bits_per_byte'] = result['baseline'] * samples.size(sample.rows)['tokens'] / sample.bytes / math.log(2)
+  result = files.finite(result)
+  files.write_json(folder / 'depth.json', result)
+  return result, {key: np.asarray(e.value if isinstance(e, Estimate) else e) for key, e in taken.found.items()
+                  if isinstance(e, (Estimate, np.ndarray))}
+
+
+def _take(folder: pathlib.Path, name: str, config: ModelConfig, params, table: dict[str, measures.Measure],
+          sample: samples.Sample, task: samples.Task | None, seed: int) -> _Taken:
+  """Takes the measures of a table, or reads those that are kept in the folder, with a bar for all."""
+  mesh, taken = sharding.make_mesh(MeshConfig()), _Taken()
+  on = {kind: task.sample if m.task else sample for kind, m in table.items()}
+  costs = {kind: m.passes(config) * len(on[kind].part(m.share)) for kind, m in table.items()}
   with tqdm.tqdm(total=math.ceil(sum(costs.values())), unit='row', desc=name, mininterval=0.5, dynamic_ncols=True,
                  disable=jax.process_index() != 0) as bar, sharding.use(mesh):
     params = jax.device_put(params, sharding.replicated(mesh))
@@ -180,36 +216,17 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
       score = {'score_fn': task.score_fn} if measure.task else {}
       run = functools.partial(measure.run, config, params, batches, seed=seed, **score)
       try:
-        found, seconds = _kept(folder / f'{kind}.npz', about | {'rows': _digest(rows), 'measure': kind}, run)
+        taken.add(kind, rows, *_kept(folder / f'{kind}.npz', about | {'rows': _digest(rows), 'measure': kind}, run))
       except UserError as e:  # such as a sample too small for it: the others stand
-        refused[kind] = str(e)
+        taken.refused[kind] = str(e)
         continue
       bar.update(end - bar.n)
-      everything |= found
-      taken[kind] = samples.size(rows) | {'seconds': seconds}
     for kind, measure in measures.LOSS.items():  # what an earlier call has taken of the same stays in the report
       rows = sample.part(measure.share)
       kept = None if kind in table else _load(folder / f'{kind}.npz', about | {'rows': _digest(rows), 'measure': kind})
       if kept:
-        everything |= kept[0]
-        taken[kind] = samples.size(rows) | {'seconds': kept[1]}
-  for kind, why in refused.items():
-    say(f'{name}: {kind} was not taken: {why}')
-  if not taken:
-    raise UserError(next(iter(refused.values())))
-  in_files = {key for measure in measures.MEASURES.values() for key in measure.arrays}
-  result = record.make(name, config, {k: v for k, v in everything.items() if k not in in_files}) | {
-      'path': str(path), 'scheme': config.scheme, 'dtype': str(compute), 'weights_dtype': str(weights),
-      'sample': sample.words, 'sample_hash': _digest(sample.rows), 'text_hash': sample.hash, 'mask': mask,
-      'tokenizer': tokenizer and tokenizer.hash, 'measures': taken, 'refused': refused,
-      'task': task.about if task else None}
-  result['tokens'] = result['tokens'] or max(t.get('tokens', t['rows']) for t in taken.values())
-  if sample.bytes and 'baseline' in result:
-    result['bits_per_byte'] = result['baseline'] * samples.size(sample.rows)['tokens'] / sample.bytes / math.log(2)
-  result = files.finite(result)
-  files.write_json(folder / 'depth.json', result)
-  return result, {name: np.asarray(e.value if isinstance(e, Estimate) else e) for name, e in everything.items()
-                  if isinstance(e, (Estimate, np.ndarray))}
+        taken.add(kind, rows, *kept)
+  return taken
 
 
 def _load(path: pathlib.Path, about: dict) -> tuple[dict, float] | None:

@@ -1,8 +1,8 @@
 """What the files of a model's folder say about its tokenizer, beside the vocabulary."""
 
-import json
 import pathlib
 
+from lns_jax import files
 from lns_jax.data import byte_bpe
 from lns_jax.errors import UserError, nearest
 
@@ -54,7 +54,7 @@ def from_vocab(path: pathlib.Path) -> str:
   if kind not in _SPLITS:
     raise UserError(f'{path} is of a tokenizer class {kind}, whose way to split text is not known without a '
                     f'tokenizer.json.{nearest(kind, _SPLITS)}')
-  vocab = json.loads(path.read_text(encoding='utf-8'))
+  vocab = files.read_json(path)
   lines = path.with_name('merges.txt').read_text(encoding='utf-8').split('\n')
   special = ['<|endoftext|>'] if '<|endoftext|>' in vocab else []
   return byte_bpe.build(vocab, byte_bpe.read_merges(lines), byte_bpe.SPLITS[_SPLITS[kind]], special).to_str()
@@ -62,7 +62,7 @@ def from_vocab(path: pathlib.Path) -> str:
 
 def _json(path: pathlib.Path, name: str) -> dict:
   beside = path.with_name(name)
-  return json.loads(beside.read_text(encoding='utf-8')) if beside.exists() else {}
+  return files.read_json(beside) if beside.exists() else {}
 
 
 def _token(names: dict, key: str) -> str | None:

@@ -56,6 +56,31 @@ def test_a_saved_tokenizer_puts_bos_as_before(folder):
     with_bos_template(folder)
 
 
+@pytest.mark.parametrize('kind', ['json', 'sentencepiece'])
+def test_with_bos_changes_that_alone_and_is_kept_in_the_files(kind, tmp_path):
+  if kind == 'json':
+    made = tokenizers.byte_tokenizer()
+  else:
+    made = tokenizers.SentencePieceTokenizer(sentencepiece_model(), eos_ids=[7], added={420: ('<end>', True)})
+  for adds_bos in (True, False, True):
+    changed = made.with_bos(adds_bos)
+    changed.save(tmp_path)
+    for found in (changed, tokenizers.load(tmp_path)):
+      assert found.adds_bos is adds_bos and found.encode(TEXT).tolist() == made.encode(TEXT).tolist()
+      for name in ('name', 'vocab_size', 'bos_id', 'eos_id', 'eos_ids'):
+        assert getattr(found, name) == getattr(made, name), name
+
+
+def test_a_post_processor_that_puts_more_than_bos_is_kept(folder):
+  inner = Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  inner.post_processor = processors.TemplateProcessing(
+      single='<bos> $A <eos>', special_tokens=[('<bos>', 256), ('<eos>', 257)])
+  inner.save(str(folder / 'tokenizer.json'))
+  made = tokenizers.load(folder)
+  assert made.with_bos(True).text == made.text
+  assert Tokenizer.from_str(made.with_bos(False).text).encode('a').ids == [97]
+
+
 def test_bos_is_never_in_the_ids(folder):
   with_bos_template(folder)
   tokenizer = tokenizers.load(folder)

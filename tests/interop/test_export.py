@@ -12,6 +12,7 @@ from safetensors import numpy as safetensors
 import hf_fixtures
 import hf_folders
 import lns_jax
+import tokenizer_cases
 from interop.test_save import VIT, run_folder
 from lns_jax.data import byte_bpe, tokenizers
 from lns_jax.errors import UserError
@@ -226,6 +227,25 @@ def test_the_other_files(run, exported):
   assert (told['bos_token'], told['eos_token'], told['add_bos_token']) == ('<bos>', '<eos>', True)
   text = json.loads((out / 'tokenizer.json').read_text())['post_processor']
   assert text['single'][0]['SpecialToken']['id'] == '<bos>' and text['special_tokens']['<bos>']['ids'] == [256]
+
+
+def test_tokens_added_to_a_sentencepiece_model_leave_with_it(tmp_path):
+  ours = tokenizers.SentencePieceTokenizer(
+      tokenizer_cases.sentencepiece_model(), eos='<end>', eos_ids=[2], added={500: ('<end>', True)})
+  run = run_folder(tmp_path / 'run', model(vocab_size=512), tokenizer=ours)
+  export(run, tmp_path / 'hf')
+  found = tokenizers.load(tmp_path / 'hf')
+  for name in ('added', 'bos_id', 'eos_id', 'eos_ids', 'vocab_size'):
+    assert getattr(found, name) == getattr(ours, name), name
+  told = json.loads((tmp_path / 'hf' / 'tokenizer_config.json').read_text())
+  assert (told['eos_token'], told['unk_token'], told['tokenizer_class']) == ('<end>', '<unk>', 'LlamaTokenizer')
+
+
+def test_a_model_whose_head_is_still_zero_leaves(tmp_path):
+  config = model(**LNS)
+  params = transformer.init(config, jax.random.key(0))
+  params['head']['table'] = params['head']['table'] * 0
+  assert export(run_folder(tmp_path / 'run', config, params=params), tmp_path / 'hf')['check']['difference'] == 0
 
 
 def test_a_folders_own_tokenizer_files_are_taken_as_they_are(tmp_path):

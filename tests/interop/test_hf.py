@@ -167,6 +167,8 @@ def test_tied_and_untied_heads(tmp_path):
     ('llama', {'num_hidden_layers': 3}, ['model.layers.2.']),
     ('llama', {'vocab_size': 'many'}, ['vocab_size', 'many']),
     ('llama', {'hidden_size': None}, ['hidden_size']),
+    ('llama', {'rms_norm_eps': float('nan')}, ['rms_norm_eps', 'nan']),
+    ('qwen2', {'max_window_layers': 'two'}, ['max_window_layers', 'two']),
     ('gpt2', {'scale_attn_by_inverse_layer_idx': True}, ['scale_attn_by_inverse_layer_idx']),
     ('gpt2', {'scale_attn_weights': False}, ['scale_attn_weights']),
     ('qwen2', {'layer_types': ['full_attention']}, ['layer_types', '2 layers']),
