@@ -25,6 +25,7 @@ class Tokenizer(abc.ABC):
 
   Attributes:
     name: short, for people. vocab_size: V, ids are 0..V-1. bos_id, eos_id, mask_id: int or None.
+    bos, eos: how the two are spelled; None where there is none.
     eos_ids: all ids after which a generated text is over, eos_id first.
     adds_bos: whether a text given to the model starts with BOS, as the tokenizer's files say.
     hash: sha256 (hex) of everything that decides its output.
@@ -32,6 +33,8 @@ class Tokenizer(abc.ABC):
 
   name: str
   vocab_size: int
+  bos: str | None
+  eos: str | None
   bos_id: int | None
   eos_id: int | None
   eos_ids: tuple[int, ...]

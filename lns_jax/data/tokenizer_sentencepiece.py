@@ -28,6 +28,7 @@ class SentencePieceTokenizer(Tokenizer):
     self._special = control | {t: i for i, (t, special) in self.added.items() if special}
     own = [i if i >= 0 else None for i in (sp.bos_id(), sp.eos_id())]
     self.bos_id, self.eos_id = (self._find(given, i) for given, i in zip((bos, eos), own, strict=True))
+    self.bos, self.eos = map(self._piece, (self.bos_id, self.eos_id))
     self.eos_ids = ends(self.eos_id, eos_ids)
     self.adds_bos = (adds_bos is None or adds_bos) and self.bos_id is not None
     more = repr((self.bos_id, self.eos_id, self.added)) if self.added or [self.bos_id, self.eos_id] != own else ''
@@ -90,7 +91,7 @@ class SentencePieceTokenizer(Tokenizer):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'tokenizer.model').write_bytes(self.proto)
-    names = {'bos_token': self._piece(self.bos_id), 'eos_token': self._piece(self.eos_id)}
+    names = {'bos_token': self.bos, 'eos_token': self.eos}
     if self.added:
       names['added_tokens_decoder'] = {str(i): {'content': t, 'special': s} for i, (t, s) in self.added.items()}
     save_names(folder, self, names)

@@ -90,7 +90,7 @@ class Model(TemplateLM):
 
   def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
     """Ids of a text, behind one BOS if the model was trained so, or the text spells it; False: of the text alone."""
-    spelt = getattr(self.tokenizer, 'bos', None)
+    spelt = self.tokenizer.bos
     starts = bool(spelt) and string.startswith(spelt) and add_special_tokens is None
     ids = self.tokenizer.encode(string.removeprefix(spelt) if starts else string).tolist()
     if starts or (self.bos_id is not None and add_special_tokens is not False):

@@ -17,6 +17,7 @@ from lns_jax.interop.text_rules import TextRules
 from lns_jax.models import layout
 from hf_folders import words
 from tiny import model, params
+from tokenizer_cases import sentencepiece_model
 
 pytest.importorskip('lm_eval')
 from lm_eval.api.instance import Instance  # noqa: E402
@@ -124,6 +125,12 @@ def test_one_bos_where_the_model_has_one():
   assert lm(bos=None, add_bos=True).tok_encode('ab') == [256, 97, 98]
   assert lm().tok_encode('<bos>ab') == [256, 97, 98] == lm(bos=None).tok_encode('<bos>ab')
   assert lm().get_model_info()['adds_bos'] and not lm(bos=None).get_model_info()['adds_bos']
+
+
+def test_a_bos_that_is_spelt_is_one_of_sentencepiece_too():
+  tokenizer = tokenizers.SentencePieceTokenizer(sentencepiece_model())
+  adapted = lm(tokenizer, bos=tokenizer.bos_id, config=model(**MODEL | {'vocab_size': 512}))
+  assert adapted.tok_encode('<s>so it is') == adapted.tok_encode('so it is') == [1, *tokenizer.encode('so it is')]
 
 
 def test_a_text_without_context_stands_behind_the_first_token():
