@@ -1,0 +1,170 @@
+"""int8 weights: every entry by hand, one function for values and dequantised matrices, and what takes them or refuses."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lns_jax
+from lns_jax import sharding
+from lns_jax.config import MeshConfig
+from lns_jax.errors import UserError
+from lns_jax.interop import quantise
+from lns_jax.layers import param
+from lns_jax.models import layout, transformer
+from test_cli import command
+from tiny import batch, leaves_close, model, params
+
+BATCH = batch(rows=2, T=8)
+SUMMED = {'q': (0,), 'k': (0,), 'v': (0,), 'o': (0, 1), 'gate': (0,), 'up': (0,), 'down': (0,)}
+
+
+def tiny(**changes):
+  return model(**{'scheme': 'lns', 'num_layers': 3, 'd_model': 32, 'd_ff': 48, 'bias': 'all', **changes})
+
+
+def dequantised(p):
+  """Float matrices in place of int8 ones."""
+  return jax.tree.map(param.dense, p, is_leaf=param.is_quantised)
+
+
+def matrices(p) -> dict:
+  """{'layers/2/attn/q': matrix} of the blocks."""
+  found = jax.tree_util.tree_leaves_with_path(layout.unstack(p)['layers'], is_leaf=param.is_quantised)
+  return {jax.tree_util.keystr(path, simple=True, separator='/'): w for path, w in found if path[-1].key in SUMMED}
+
+
+def logits(config, p):
+  return np.asarray(transformer.forward(config, p, BATCH['tokens'], segment_ids=BATCH['segment_ids']))
+
+
+def by_hand(w: np.ndarray, summed: tuple[int, ...]):
+  """(values, scale) in float64: 127 steps to either side, ties to even, a channel of zeros on scale 1."""
+  largest = np.abs(w.astype(np.float64)).max(axis=summed, keepdims=True)
+  scale = np.where(largest == 0, 1.0, largest / 127)
+  return np.round(w / scale), scale
+
+
+@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
+def test_every_entry_by_hand(loop):
+  p = params(tiny(loop=loop))
+  whole, small = matrices(p), matrices(quantise.int8(p))
+  assert len(small) == 3 * 7
+  for name, w in whole.items():
+    w, q = np.asarray(w), small[name]
+    values, scale = by_hand(w, SUMMED[name.split('/')[-1]])
+    assert q.qvalue.dtype == jnp.int8 and q.scale.dtype == jnp.float32 and q.scale.shape == scale.shape
+    np.testing.assert_allclose(q.scale, scale, rtol=1e-6)
+    np.testing.assert_array_equal(q.qvalue, values)
+    assert np.abs(np.asarray(q.qvalue, int)).max() == 127
+    off = np.abs(w.astype(np.float64) - np.asarray(param.dense(q), np.float64))
+    assert (off <= scale / 2 * (1 + 1e-4)).all() and off.max() > 0.4 * scale.min()
+
+
+def of_one(w):
+  """int8 of a single [F, D] matrix."""
+  return quantise.int8({'layers': {'1': {'mlp': {'down': jnp.asarray(w, jnp.float32)}}}})['layers']['1']['mlp']['down']
+
+
+def test_ties_go_to_the_even_and_the_largest_of_either_sign_is_exact():
+  q = of_one([[127.0, -127.0, 0.0, 254.0], [0.5, -0.5, 0.0, 1.0], [1.5, -1.5, 0.0, -3.0], [2.5, -2.5, 0.0, -254.0]])
+  np.testing.assert_array_equal(q.qvalue, [[127, -127, 0, 127], [0, 0, 0, 0], [2, -2, 0, -2], [2, -2, 0, -127]])
+  np.testing.assert_allclose(q.scale, [[1, 1, 1, 2]], rtol=1e-7)
+
+
+@pytest.mark.parametrize('factor', [2.0 ** -7, 2.0 ** -2, 3.0])
+def test_a_factor_on_a_matrix_moves_its_scales_and_no_value(factor):
+  """So that how small a scheme's factor is makes no difference to matrices of 8 bits that it was folded into."""
+  w = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+  small, large = of_one(w * np.float32(factor)), of_one(w)
+  np.testing.assert_array_equal(small.qvalue, large.qvalue)
+  np.testing.assert_allclose(small.scale, large.scale * factor, rtol=1e-6)
+
+
+@pytest.mark.parametrize('changes', [{}, {'loop': 'scan'}, {'mlp': 'gelu', 'norm': 'layernorm', 'qk_norm': 'head'},
+                                     {'scheme': 'mix', 'loop': 'scan'}])
+def test_int8_matrices_are_the_model_of_the_dequantised_ones(changes):
+  config = tiny(**changes)
+  p = params(config)
+  small = quantise.int8(p)
+  found, expected, before = logits(config, small), logits(config, dequantised(small)), logits(config, p)
+  assert np.abs(found - expected).max() <= 1e-6 * np.abs(expected).max()
+  assert 1e-4 < np.abs(found - before).max() / np.abs(before).max() < 0.05
+  np.testing.assert_allclose(*(transformer.states(config, q, BATCH['tokens']) for q in (small, dequantised(small))),
+                             rtol=1e-5, atol=1e-5)
+  leaves_close(dequantised(quantise.int8(small)), dequantised(small), 0)
+
+
+def test_both_loops_agree_in_every_layout():
+  scan, unrolled = tiny(loop='scan'), tiny()
+  small = quantise.int8(params(unrolled))
+  stacked = layout.native(small, scan)
+  leaves_close(stacked, quantise.int8(params(scan)), 0)
+  leaves_close(layout.unstack(stacked), small, 0)
+  np.testing.assert_allclose(logits(scan, stacked), logits(unrolled, small), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
+def test_a_removed_layer_takes_its_scales_with_it(loop):
+  config = tiny(loop=loop)
+  p = params(config)
+  less, found = transformer.remove_layers(config, quantise.int8(p), [2])
+  _, expected = transformer.remove_layers(config, p, [2])
+  leaves_close(found, quantise.int8(expected), 0)
+  assert logits(less, found).shape == logits(config, p).shape
+
+
+def test_bfloat16_weights_are_rounded_once():
+  """Scales and steps are those of the stored numbers in float32: a division in bfloat16 would be off by half a step."""
+  config = tiny(precision='bfloat16')
+  p = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params(config))
+  for name, q in matrices(quantise.int8(p)).items():
+    w = np.asarray(matrices(p)[name], np.float32)
+    np.testing.assert_array_equal(q.qvalue, by_hand(w, SUMMED[name.split('/')[-1]])[0])
+    assert q.scale.dtype == jnp.float32
+  assert np.isfinite(logits(config, quantise.int8(p))).all()
+
+
+def test_matrices_take_a_quarter_of_the_memory():
+  """One byte an entry and four a channel: of D x F and F x D together 2 D F + 4 (D + F) for 8 D F bytes."""
+  config = tiny(d_model=128, d_ff=512, num_layers=1, bias='none')
+  p = params(config)
+  small = quantise.int8(p)
+  D, F, K = 128, 512, 64
+  weights, channels = 2 * D * D + 2 * D * K + 3 * D * F, D + 2 * K + D + 2 * F + D
+  assert quantise.nbytes(p) - quantise.nbytes(small) == 4 * weights - (weights + 4 * channels)
+  blocks = [sum(quantise.nbytes(w) for w in matrices(q).values()) for q in (p, small)]
+  assert blocks[0] / blocks[1] > 3.9
+
+
+def test_sharded_matrices_give_the_numbers_of_one_device():
+  config = tiny(loop='scan', d_model=64, bias='none')
+  p = params(config)
+  mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+  with sharding.use(mesh):
+    small = quantise.int8(jax.device_put(p, sharding.params(mesh, config)))
+    found = jax.jit(lambda q: transformer.forward(config, q, BATCH['tokens']))(small)
+  leaves_close(small, quantise.int8(p), 1e-7)
+  q = small['layers']['1-3']['mlp']['up'].qvalue
+  assert len(q.sharding.device_set) == 8 and not q.sharding.is_fully_replicated
+  np.testing.assert_allclose(found, transformer.forward(config, quantise.int8(p), BATCH['tokens']), rtol=1e-4, atol=1e-4)
+
+
+def test_measures_of_depth_see_the_dequantised_model():
+  config = tiny(scheme='pre')
+  small = quantise.int8(params(config))
+  for measure in (lns_jax.depth.variance, lns_jax.depth.layer_drop, lns_jax.depth.jacobian):
+    found, expected = (measure(config, q, [BATCH]) for q in (small, dequantised(small)))
+    for name in expected:
+      np.testing.assert_allclose(found[name].value, expected[name].value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_gradients_are_refused():
+  config = tiny()
+  small = quantise.int8(params(config))
+  with pytest.raises(UserError, match='int8'):
+    lns_jax.depth.gradients(config, small, [BATCH])
+  with pytest.raises(TypeError, match='int8'):
+    jax.grad(lambda q: jnp.sum(transformer.forward(config, q, BATCH['tokens'])))(small)
