@@ -6,10 +6,10 @@ For every run folder, on the rows that its own evaluation takes: the loss as tra
 (lns_jax.interop.quantise), and both again with the factor s on each norm's output clipped to [low, high]. The clip is
 put into the gains behind which the factor acts, gain * clip(s) / s, so that the model's function is that of a model
 whose factors were clipped after training. Ends with one JSON line: {'runs': [{'run', 'scheme', 'seed', 'lr', 'tokens',
-'loss', 'matrix_bytes' of blocks as trained and in int8, and differences of the loss in nats, each with 'value' and a
-95 % interval 'low', 'high' over rows: 'int8', of int8 matrices; 'clip', of the clip; 'int8_of_clipped', of int8 matrices
-where the factor is clipped; 'clip_of_int8', of the clip where the matrices are int8}], 'groups': the means of these over
-the runs of a scheme and rate, with their 95 % interval over seeds}.
+'loss', 'matrix_bytes' of the blocks as trained and in int8, and differences of the loss in nats, each with 'value' and
+a 95 % interval 'low', 'high' over rows: 'int8', of int8 matrices; 'clip', of the clip; 'int8_of_clipped', of int8
+matrices where the factor is clipped; 'clip_of_int8', of the clip where the matrices are int8}], 'groups': the means of
+these over the runs of a scheme and rate, with their 95 % interval over seeds}.
 """
 
 from absl import flags
@@ -38,7 +38,8 @@ def clipped(config, params):
   for l in config.layer_ids:
     row = schemes.row(config, l)
     if config.norm == 'nonparametric_layernorm' or not row.in_norm or isinstance(row.s, schemes.Learned):
-      raise UserError(f'scheme {config.scheme!r} with model.norm = {config.norm} has no constant factor on a gain to clip.')
+      raise UserError(f'scheme {config.scheme!r} with model.norm = {config.norm} has no constant factor on a gain, '
+                      'which could be clipped.')
     for sub, factors in schemes.factors(config, l).items():
       name, ratio = f'{sub}_in_norm', np.float32(np.clip(factors.s, LOW.value, HIGH.value) / factors.s)
       layers[str(l)] = layers[str(l)] | {name: {k: v * ratio for k, v in layers[str(l)][name].items()}}
@@ -84,8 +85,9 @@ def groups(found: list[dict]) -> list[dict]:
   kinds = {}
   for r in found:
     kinds.setdefault((r['scheme'], r['lr']), []).append(r)
+  means = lambda of: {name: paired.interval([r[name]['value'] for r in of]) for name in DIFFERENCES}
   return [{'scheme': scheme, 'lr': lr, 'seeds': [r['seed'] for r in of], 'loss': sum(r['loss'] for r in of) / len(of),
-           **{n: paired.interval([r[n]['value'] for r in of]) for n in DIFFERENCES}} for (scheme, lr), of in kinds.items()]
+           **means(of)} for (scheme, lr), of in kinds.items()]
 
 
 def main(paths):

@@ -2,8 +2,8 @@
 
   python experiments/evaluate.py --workdir=runs/quickstart/lns [--split=validation] [--parity] [--quantise=int8]
 
---parity prints the authors' n / (n + 1) value beside the right one. --quantise=int8 evaluates the model with matrices of
-8 bits, and as it is on the same rows: the difference comes with its 95 % interval.
+--parity prints the authors' n / (n + 1) value beside the right one. --quantise=int8 evaluates the model with matrices
+of 8 bits, and as it is on the same rows: the difference comes with its 95 % interval.
 """
 
 from absl import flags

@@ -1,13 +1,15 @@
 """Weights of 8 bits for inference.
 
 The matrices of the blocks become int8 with one float32 scale per output channel, a quarter of their float32 memory;
-embedding, head, norms, biases and learned factors stay as they are. What is computed with stays in the model's own type:
+embedding, head, norms, biases and learned factors stay as they are, and so does the type that the model computes in:
 `lns_jax.layers.param.dot` multiplies values and scales at their use.
 
 The arrays are qwix's. Its interception of Flax modules is not used: it belongs to a module that was made beforehand,
 while ours are made inside pure functions, it refuses arrays that are quantised already, and its einsum drops the
 precision that keeps float32 products float32 on a TPU.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +40,6 @@ def int8(params):
   Raises:
     UserError: qwix is not installed.
   """
-  try:
-    import qwix  # not at the top: it takes a second
-  except ImportError:
-    raise UserError("int8 weights need the package qwix: pip install 'lns_jax[quant]'.") from None
   layers = int(layout.is_stacked(params['layers']))  # leading axes that count layers
 
   def change(path, w):
@@ -49,10 +47,20 @@ def int8(params):
     if name not in INPUTS or param.is_quantised(w):
       return w
     channels = (*range(layers), *range(layers + INPUTS[name], w.ndim))
-    return qwix.quantize(w.astype(jnp.float32), jnp.int8, channelwise_axes=channels, calibration_method=CALIBRATION)
+    return _int8(w, channels)
 
   changed = jax.tree_util.tree_map_with_path(change, params['layers'], is_leaf=param.is_quantised)
   return params | {'layers': changed}
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _int8(w: jax.Array, channels: tuple[int, ...]):
+  """A `qwix.QArray` of w with a scale for each index of the axes `channels`; w as a float32 copy is never whole."""
+  try:
+    import qwix  # not at the top: it takes a second
+  except ImportError:
+    raise UserError("int8 weights need the package qwix: pip install 'lns_jax[quant]'.") from None
+  return qwix.quantize(w.astype(jnp.float32), jnp.int8, channelwise_axes=channels, calibration_method=CALIBRATION)
 
 
 def nbytes(params) -> int:
