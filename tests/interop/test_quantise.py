@@ -108,7 +108,8 @@ def test_a_factor_on_a_matrix_moves_its_scales_and_no_value(factor):
   np.testing.assert_allclose(small.scale, large.scale * factor, rtol=1e-6)
 
 
-@pytest.mark.parametrize('changes', [{}, {'loop': 'scan'}, {'mlp': 'gelu', 'norm': 'layernorm', 'precision': 'bfloat16'}])
+@pytest.mark.parametrize('changes', [
+    {}, {'loop': 'scan'}, {'mlp': 'gelu', 'norm': 'layernorm', 'precision': 'bfloat16'}])
 def test_int8_matrices_are_the_model_of_the_dequantised_ones(changes):
   config = tiny(**changes)
   p = params(config)
