@@ -29,6 +29,7 @@ setuptools.setup(
         'numpy>=2.0',
         'optax>=0.2.8',
         'orbax-checkpoint>=0.12',
+        'pillow>=10',  # pictures of vision-language models
         'pyarrow>=17',  # Parquet
         'scipy>=1.13',
         'sentencepiece>=0.2',
@@ -42,12 +43,12 @@ setuptools.setup(
         'gcs': ['gcsfs'],
         'hf': ['safetensors>=0.5'],
         'gguf': ['gguf>=0.17'],
-        'eval': ['lm-eval>=0.4.9'],
+        'eval': ['lm-eval>=0.4.13'],
         'quant': ['qwix>=0.1.8'],
         'vision': ['scikit-learn>=1.4'],  # its digits
         'tsne': ['scikit-learn>=1.4'],
         'test': ['pytest>=8', 'pytest-xdist>=3', 'nbclient>=0.10', 'ipykernel>=6', 'scikit-learn>=1.4', 'safetensors>=0.5',
-                 'gguf>=0.17', 'lm-eval>=0.4.9', 'qwix>=0.1.8'],
+                 'gguf>=0.17', 'lm-eval>=0.4.13', 'qwix>=0.1.8'],
         'parity': ['torch>=2.6', 'transformers>=4.50'],
     },
 )

@@ -33,6 +33,8 @@ BIASES = {
     'all': ('q', 'k', 'v', 'o', 'gate', 'up', 'down'),  # GPT-2, BERT, ViT
 }
 
+TEXT = ('decoder', 'encoder')  # families that read tokens
+
 NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt')
 
 
@@ -71,11 +73,20 @@ class ModelConfig(Section):
   NAME = 'model'
   family: str = setting(
       'decoder', 'decoder: tokens in, rotary positions, a next token at each; vit: images in, learned positions, one '
-      'class an image.', choices=('decoder', 'vit'))
-  vocab_size: int = setting(32000, 'V: rows of the embedding and of the head.', low=2, family='decoder')
+      'class an image; encoder: BERT, tokens in, learned positions, a norm behind the embedding; tower: the vision '
+      'tower of a Qwen2.5-VL, patches in, what its decoder reads out, never trained alone.',
+      choices=('decoder', 'vit', 'tower', 'encoder'))
+  vocab_size: int = setting(32000, 'V: rows of the embedding and of the head.', low=2, family=TEXT)
   image_size: int = setting(224, 'Height and width of an image.', low=1, family='vit')
-  patch_size: int = setting(16, 'Height and width of a patch, which becomes one token.', low=1, family='vit')
-  channels: int = setting(3, 'C: numbers of a pixel.', low=1, family='vit')
+  patch_size: int = setting(
+      16, 'Height and width of a patch, which becomes one token.', low=1, family=('vit', 'tower'))
+  channels: int = setting(3, 'C: numbers of a pixel.', low=1, family=('vit', 'tower'))
+  frames: int = setting(2, 'Frames that a patch spans; an image is repeated.', low=1, family='tower')
+  merge: int = setting(2, 'Side of the square of patches that leave as one embedding.', low=1, family='tower')
+  out_width: int = setting(3584, 'Width of the embeddings that leave: D of the decoder.', low=1, family='tower')
+  window_size: int = setting(
+      0, 'Height and width, in pixels, of the windows into which layers divide an image; 0: none.', low=0,
+      family='tower')
   num_classes: int = setting(1000, 'Classes that the head tells apart.', low=2, family='vit')
   pooling: str = setting(
       'cls', 'What the head reads: cls, a learned token before the patches; mean, the mean of the patches alone.',
@@ -98,8 +109,14 @@ class ModelConfig(Section):
   sliding_window: int = setting(
       0, 'Keys that a query sees at most, the last ones, its own included (Mistral); 0: all of its past.', low=0,
       family='decoder')
+  type_vocab_size: int = setting(
+      2, 'Types of tokens, such as the first and the second text of a pair.', low=1, family='encoder')
+  head: str = setting(
+      'mlm', 'mlm: the token at each position (dense, GELU, norm, decoder with a bias); squad: where an answer starts '
+      'and ends; none: a model of states alone.', choices=('mlm', 'squad', 'none'), family='encoder')
   window_layers: tuple[int, ...] = setting(
-      (), 'Ids of the layers that sliding_window holds for (Qwen2, Qwen3); empty: all.', family='decoder')
+      (), 'Ids of the layers that sliding_window (Qwen2, Qwen3) or window_size holds for; empty: all.',
+      family=('decoder', 'tower'))
   causal: bool = setting(True, 'Whether a position sees only itself and its past; an encoder sees all of its document.')
   layer_ids: tuple[int, ...] = setting((), "1-based identity of each block in the original model; empty: 1..L.")
   depth: int = setting(0, 'L of the original model, which factors refer to; 0: num_layers.', low=0)
@@ -127,14 +144,36 @@ class ModelConfig(Section):
       choices=('rotary', 'learned'), family='decoder')
   max_positions: int = setting(
       0, 'Rows of the table of learned positions; of rotary ones the longest text that the model is for, 0: unknown.',
-      low=0, family='decoder')
-  rope_base: float = setting(10000.0, 'Base of the rotary position embedding.', above=1.0, family='decoder')
+      low=0, family=TEXT)
+  rope_base: float = setting(
+      10000.0, 'Base of the rotary position embedding.', above=1.0, family=('decoder', 'tower'))
   rope_scaling: RopeScaling = setting(RopeScaling(), 'Frequencies for longer texts.', family='decoder')
-  tie_embeddings: bool = setting(False, 'Whether the head is the embedding.', family='decoder')
+  rope_sections: tuple[int, ...] = setting(
+      (), 'Numbers of frequencies that turn by each axis of the positions (M-RoPE); empty: one axis.',
+      family='decoder')
+  tie_embeddings: bool = setting(False, 'Whether the head is the embedding.', family=TEXT)
   precision: str = setting('auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS)
   loop: str = setting(
       'unrolled', 'unrolled: static layer index; scan: one compiled body a run.', choices=('unrolled', 'scan'))
   remat: str = setting('none', 'Activations recomputed in the backward pass.', choices=('none', 'full'))
+
+  @property
+  def reads_text(self) -> bool:
+    """Whether its input is tokens."""
+    return self.family in TEXT
+
+  @property
+  def has_embed_norm(self) -> bool:
+    """Whether what enters layer 1 is normalised: that of every encoder, and by some schemes."""
+    return self.family == 'encoder' or schemes.has(self, 'embed_norm')
+
+  @property
+  def has_final_norm(self) -> bool:
+    """Whether a norm lies before the head: everywhere but in an encoder whose last layer ends with one, as BERT's.
+
+    Of the original model's last layer, so that a model with layers removed keeps its own.
+    """
+    return self.family != 'encoder' or not schemes.row(self, self.depth).out_norm
 
   @property
   def has_cls(self) -> bool:
@@ -175,6 +214,11 @@ class ModelConfig(Section):
     scaling = self.rope_scaling
     if self.family == 'decoder' and self.positions == 'rotary' and self.head_dim % 2:
       raise UserError(f'model.head_dim = {self.head_dim} must be even for rotary positions.')
+    if self.family == 'tower' and self.head_dim % 4:
+      raise UserError(f'model.head_dim = {self.head_dim} must be a multiple of 4 for rotary positions of two axes.')
+    if self.rope_sections and (sum(self.rope_sections) != self.head_dim // 2 or min(self.rope_sections) < 1):
+      raise UserError(f'model.rope_sections = {self.rope_sections} must be positive and add up to model.head_dim / 2 = '
+                      f'{self.head_dim // 2}.')
     if self.positions == 'learned' and not self.max_positions:
       raise UserError('model.positions = learned needs model.max_positions, the rows of its table.')
     if scaling.kind != 'none' and (self.family != 'decoder' or self.positions != 'rotary'):
@@ -191,22 +235,37 @@ class ModelConfig(Section):
 
   def _check_windows(self):
     """Refuses layers with a window where there is none, or that there are not; of removed layers none are left."""
-    if self.window_layers and not self.sliding_window:
-      raise UserError(f'model.window_layers = {self.window_layers} needs model.sliding_window.')
+    name = 'window_size' if self.family == 'tower' else 'sliding_window'
+    if self.window_layers and not getattr(self, name):
+      raise UserError(f'model.window_layers = {self.window_layers} needs model.{name}.')
     outside = [l for l in self.window_layers if not 1 <= l <= self.depth]
     if outside:
       raise UserError(f'model.window_layers names layer {outside[0]}; the layers are 1 to {self.depth}.')
 
   def window(self, layer: int) -> int:
-    """Keys that a query of the layer sees at most; 0: all."""
-    return self.sliding_window if not self.window_layers or layer in self.window_layers else 0
+    """Keys that a query of the layer sees at most, or the size of its windows of an image; 0: all."""
+    size = self.window_size if self.family == 'tower' else self.sliding_window
+    return size if not self.window_layers or layer in self.window_layers else 0
 
   def _check_family(self):
     """Refuses settings that the family cannot have."""
     self.refuse_foreign(self.family)
+    if self.family != 'decoder' and self.causal:
+      whole = 'text' if self.family == 'encoder' else 'image'
+      raise UserError(f'model.family = {self.family} sees the whole {whole}: of model.causal only False is allowed.')
+    if self.family == 'encoder':
+      if not self.max_positions:
+        raise UserError('model.family = encoder has a learned vector for each position: model.max_positions must be '
+                        'above 0, such as 512.')
+      if self.tie_embeddings and self.head != 'mlm':
+        raise UserError(f'model.tie_embeddings = True needs model.head = mlm; model.head = {self.head} predicts no '
+                        'tokens.')
+    if self.family == 'tower':
+      cell = self.patch_size * self.merge
+      if self.window_size and self.window_size < cell:
+        raise UserError(f'model.window_size = {self.window_size} is less than model.patch_size * model.merge = {cell}, '
+                        'the least that a window holds; 0 is none.')
     if self.family == 'vit':
-      if self.causal:
-        raise UserError('model.family = vit sees the whole image: of model.causal only False is allowed.')
       if self.image_size % self.patch_size:
         fits = [p for p in range(1, self.image_size + 1) if self.image_size % p == 0]
         near = min(fits, key=lambda p: abs(p - self.patch_size))
@@ -246,16 +305,16 @@ class DataConfig(Section):
   data_dir: str = setting('', 'TFDS data_dir for tfds: sources.')
   cache_dir: str = setting('', 'Where prepared data go; empty: $LNS_JAX_CACHE, else the user cache folder.')
   text_field: str = setting(
-      'text', 'Name of the field that holds the text in JSONL, Parquet and TFDS records.', family='decoder')
+      'text', 'Name of the field that holds the text in JSONL, Parquet and TFDS records.', family=TEXT)
   tokenizer: str = setting(
       'bpe', 'bpe (trained on the train split), byte, or a .model / tokenizer.json file, or a folder with one.',
-      family='decoder')
+      family=TEXT)
   add_bos: bool = setting(
-      True, 'Whether a document starts with BOS where the tokenizer has one.', family='decoder')
+      True, 'Whether a document starts with BOS where the tokenizer has one.', family=TEXT)
   packing: str = setting(
       'packed', 'packed: documents share rows behind a segment mask; paper: one document a row, cut or padded.',
-      choices=('packed', 'paper'), family='decoder')
-  seq_len: int = setting(256, 'T: positions in a row.', low=2, family='decoder')
+      choices=('packed', 'paper'), family=TEXT)
+  seq_len: int = setting(256, 'T: positions in a row.', low=2, family=TEXT)
   validation_fraction: float = setting(
       0.02, 'Share of documents held out where the source has no validation split.', above=0.0, below=1.0)
   seed: int = setting(0, 'Seed of the order of rows.', low=0, high=2**32 - 1)
@@ -306,7 +365,7 @@ class TrainConfig(Section):
   NAME = 'train'
   steps: int = setting(0, 'Optimizer updates.', low=0)
   tokens: str = setting(
-      '', "Token budget such as '2.2B', '100M' or '1e9': floor(tokens / (batch_size * T)) updates.", family='decoder')
+      '', "Token budget such as '2.2B', '100M' or '1e9': floor(tokens / (batch_size * T)) updates.", family=TEXT)
   epochs: float = setting(0.0, 'Passes over the training rows.', low=0.0, high=1e6)
   batch_size: int = setting(32, 'Rows per update, over all devices and micro-batches.', low=1)
   accumulation: int = setting(1, 'Micro-batches per update.', low=1)
@@ -315,7 +374,7 @@ class TrainConfig(Section):
       '', 'Run folder whose newest weights this run starts from, with the layers that it has left; empty: fresh ones.')
   loss_chunk: int = setting(
       -1, 'Positions of a row whose logits exist at a time; 0: all; -1: 32 on a single device, else all.', low=-1,
-      family='decoder')
+      family=TEXT)
   log_every: int = setting(10, 'Steps between lines of metrics.jsonl.', low=1)
   layer_stats_every: int = setting(50, 'Steps between per-layer statistics; 0: off.', low=0)
   tensorboard: bool = setting(True, 'Whether to write TensorBoard events.')
@@ -337,7 +396,7 @@ class EvalConfig(Section):
 
   NAME = 'eval'
   every: int = setting(0, 'Steps between evaluations; 0: only at the end.', low=0)
-  max_tokens: int = setting(0, 'Upper bound on evaluated tokens; 0: the whole split.', low=0, family='decoder')
+  max_tokens: int = setting(0, 'Upper bound on evaluated tokens; 0: the whole split.', low=0, family=TEXT)
   batch_size: int = setting(0, 'Rows per evaluation batch; 0: as in training.', low=0)
 
 
@@ -387,6 +446,8 @@ class RunConfig(Section):
   def check(self):
     for section in (self.data, self.train, self.eval):
       section.refuse_foreign(self.model.family)
+    if self.model.family == 'tower':
+      raise UserError('model.family = tower predicts nothing by itself; a run trains decoder or vit.')
     if self.model.family == 'decoder' and not self.model.causal:
       raise UserError('model.causal = False shows every position the token that it is to predict; a run on text needs '
                       'model.causal = True.')

@@ -21,7 +21,7 @@ from lns_jax.config import MeshConfig, ModelConfig
 from lns_jax.depth import diagnosis, finite, measures, record, scorecard, sections
 from lns_jax.depth.estimate import Estimate
 from lns_jax.errors import UserError
-from lns_jax.interop.load import load
+from lns_jax.interop.load import is_run, load
 from lns_jax.layers import param
 from lns_jax.models import layout
 from lns_jax.train import log, resume, run_info
@@ -29,6 +29,7 @@ from lns_jax.train.run import say
 
 TOKENS = 262_144  # the paper's, for its angular distances
 MASKS = {'decoder': 'padding counts nowhere, and no document sees another',
+         'encoder': 'padding counts nowhere, and no document sees another',
          'vit': 'every patch and the CLS token count'}
 # What is written beside the folders of the models.
 OWN = ('depth.json', 'plots', 'report.html', 'run_info.json', 'scorecard.md', '.lock')
@@ -43,12 +44,12 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
   Args:
     models: what `lns_jax.load` opens.
     out: folder.
-    text: a source as of `data.source`; a run's own validation split by default.
+    text: a source as of `data.source`; by default a run's own validation split, the embedded text for other models.
     tokens: size of the sample, in predictions; of a model of images, in images.
-    seq_len: T of the rows that are made of `text`; the model's own by default.
+    seq_len: T of the rows that are made of `text`; a run's own by default, for other models `samples.SEQ_LEN` at most.
     chosen: names of `depth.measures.MEASURES`; by default, and for 'all' among them, every one that is not asked_only.
-    task: 'accuracy' (next token or class, on the sample), or a file of questions as `data.choices` reads it; the
-      measures of layers removed are then taken with its score too.
+    task: 'accuracy' (next token or class, on the sample), a file of questions as `data.choices` reads it, or a name of
+      `data.mmlu_dev.NAMES`; the measures of layers removed are then taken with its score too.
     dtype: of parameters and compute: float32, bfloat16 or float64; the run's own by default.
     seed: of bootstrap and noise.
     angles: how the report shows angular distances, one of `depth.sections.ANGLES`; files hold them raw.
@@ -69,7 +70,8 @@ def diagnose(models: Sequence[str], out, *, text: str = '', tokens: int = TOKENS
   _check_out(files.absolute(out).resolve(), named)
   opened = {name: _open(path, dtype) for name, path in named.items()}
   tables = {name: measures.choose(chosen, config, bool(task)) for name, (_, config, *_) in opened.items()}
-  histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') for name, (path, *_) in opened.items()}
+  histories = {name: log.read(pathlib.Path(path) / 'metrics.jsonl') if is_run(path) else []
+               for name, (path, *_) in opened.items()}
   rows_of = {name: samples.open_sample(path, config, tokenizer, text, tokens, seq_len)
              for name, (path, config, _, tokenizer) in opened.items()}
   scored = {name: samples.open_task(path, config, tokenizer, task, rows_of[name])
@@ -119,7 +121,7 @@ def _explained():
 def _names(models: Sequence[str]) -> dict[str, str]:
   """A short name for each path: its last parts, as many as tell them apart, and from the command's own files."""
   if not models or not all(models):
-    raise UserError('--model must name run folders, separated by commas; ' + (
+    raise UserError('--model must name run folders, Hugging Face folders or .gguf files, separated by commas; ' + (
         'one of the names is empty.' if models else 'it is empty.'))
   paths = [_parts(m) for m in models]
   if len(set(paths)) < len(paths):
@@ -157,7 +159,7 @@ def _open(path: str, dtype: str):
 def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.Measure], sample: samples.Sample,
              task: samples.Task | None, seed: int) -> tuple[dict, dict]:
   """(depth.json of one model, arrays by name); each measure is kept as soon as it is done."""
-  path, config, params, _ = model
+  path, config, params, tokenizer = model
   folder.mkdir(exist_ok=True)
   mesh = sharding.make_mesh(MeshConfig())
   everything, taken, refused = {}, {}, {}
@@ -200,9 +202,12 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
   in_files = {key for measure in measures.MEASURES.values() for key in measure.arrays}
   result = record.make(name, config, {k: v for k, v in everything.items() if k not in in_files}) | {
       'path': str(path), 'scheme': config.scheme, 'dtype': str(compute), 'weights_dtype': str(weights),
-      'sample': sample.words, 'sample_hash': _digest(sample.rows), 'mask': mask, 'measures': taken, 'refused': refused,
+      'sample': sample.words, 'sample_hash': _digest(sample.rows), 'text_hash': sample.hash, 'mask': mask,
+      'tokenizer': tokenizer and tokenizer.hash, 'measures': taken, 'refused': refused,
       'task': task.about if task else None}
   result['tokens'] = result['tokens'] or max(t.get('tokens', t['rows']) for t in taken.values())
+  if sample.bytes and 'baseline' in result:
+    result['bits_per_byte'] = result['baseline'] * samples.size(sample.rows)['tokens'] / sample.bytes / math.log(2)
   result = files.finite(result)
   files.write_json(folder / 'depth.json', result)
   return result, {name: np.asarray(e.value if isinstance(e, Estimate) else e) for name, e in everything.items()

@@ -13,10 +13,11 @@ def setting(default, doc: str, *, low=None, above=None, high=None, below=None, c
             scheme=None):
   """A dataclass field with its meaning and bounds (low, high inclusive; above, below exclusive).
 
-  family: the only model family that has it; another one refuses to have it set.
+  family: the only model family that has it, or several; another one refuses to have it set.
   scheme: the only scheme that reads it; with another one a run says so.
   """
   doc = f'{scheme}: {doc}' if scheme else doc
+  family = (family,) if isinstance(family, str) else family or ()
   bounds = {'low': low, 'above': above, 'high': high, 'below': below, 'choices': choices}
   return dataclasses.field(default=default, metadata={'doc': doc, 'family': family, 'scheme': scheme, **bounds})
 
@@ -77,12 +78,12 @@ class Section:
     """Refuses a setting that only another model family has, naming those that this one has alone."""
     fields = dataclasses.fields(self)
     for f in fields:
-      owner, value = f.metadata['family'], getattr(self, f.name)
-      if owner and owner != family and value != f.default:
-        own = ', '.join(g.name for g in fields if g.metadata['family'] == family)
+      owners, value = f.metadata['family'], getattr(self, f.name)
+      if owners and family not in owners and value != f.default:
+        own = ', '.join(g.name for g in fields if family in g.metadata['family'])
         own = f'{own} and those that the families share' if own else 'those that the families share'
-        raise UserError(f'{self.NAME}.{f.name} = {value!r} belongs to model.family = {owner}; with model.family = '
-                        f'{family} the settings of {self.NAME} are {own}.')
+        raise UserError(f"{self.NAME}.{f.name} = {value!r} belongs to model.family = {' or '.join(owners)}; with "
+                        f'model.family = {family} the settings of {self.NAME} are {own}.')
 
   def fill(self, **derived):
     """Sets derived values of a frozen section."""

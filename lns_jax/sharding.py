@@ -25,6 +25,8 @@ RULES = (
     ('mlp', 'tensor'),
     ('norm', None),
     ('patch', None),
+    ('position', None),
+    ('span', None),
 )
 
 

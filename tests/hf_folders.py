@@ -7,6 +7,8 @@ import shutil
 import numpy as np
 from safetensors import numpy as safetensors
 
+from lns_jax.data import tokenizers
+
 FOLDERS = pathlib.Path(__file__).parent / 'fixtures' / 'hf'
 NAMES = sorted(p.name for p in FOLDERS.iterdir())
 CLOSE = dict(rtol=0, atol=2e-5)  # logits are of order 1 to 5; 1e-5 was the largest difference seen
@@ -56,3 +58,25 @@ def folder(name: str, tmp_path: pathlib.Path, **changes) -> pathlib.Path:
 def copy(name: str, tmp_path: pathlib.Path) -> pathlib.Path:
   """The folder as transformers wrote it."""
   return shutil.copytree(FOLDERS / name, tmp_path / name)
+
+
+def of_text(tmp_path: pathlib.Path, name: str = 'text', tokenizer=None, **changes) -> pathlib.Path:
+  """A random Llama that reads bytes (or what the tokenizer makes of a text), with its tokenizer beside it."""
+  tokenizer = tokenizer or tokenizers.byte_tokenizer()
+  config, found, rng = settings('llama') | changes, tensors('llama'), np.random.default_rng(0)
+  config['vocab_size'] = tokenizer.vocab_size + 3  # rows that no token has, as many models have them
+  for table in ('lm_head.weight', 'model.embed_tokens.weight'):
+    found[table] = rng.standard_normal((config['vocab_size'], 24)).astype(np.float32) / 4
+  path = write(tmp_path / name, config, [found])
+  tokenizer.save(path)
+  return path
+
+
+def words(size: int = 3) -> tokenizers.HFTokenizer:
+  """Pieces of up to `size` characters that are each one token; <s> is 0, </s> is 1."""
+  import tokenizers as library
+  vocab = {'<s>': 0, '</s>': 1, '<unk>': 2} | {piece: i for i, piece in enumerate(['abc', 'd e', 'fgh', 'i'], 3)}
+  inner = library.Tokenizer(library.models.WordLevel(vocab, unk_token='<unk>'))
+  inner.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(f'.{{1,{size}}}'), 'isolated')
+  inner.add_special_tokens(['<s>', '</s>'])
+  return tokenizers.HFTokenizer(inner.to_str(), name='words', bos='<s>', eos='</s>')

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 import transformers
 
+import make_vl_fixtures
+
 FOLDER = pathlib.Path(__file__).parent / 'fixtures'
 B, T, PROMPT, NEW, CUT = 2, 32, 5, 16, 19  # CUT: where a row of two packed documents is divided
 
@@ -46,6 +48,9 @@ SHORT_T, SHORT_CUT = 16, 9
 # Three patches in a row: rows and columns of patches cannot be mixed up unseen.
 VIT = dict(image_size=6, patch_size=2, num_channels=3, hidden_size=24, intermediate_size=32, num_hidden_layers=3,
            num_attention_heads=4, layer_norm_eps=1e-6, qkv_bias=True, hidden_act='gelu')
+BERT = dict(vocab_size=41, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
+            max_position_embeddings=20, type_vocab_size=3, layer_norm_eps=1e-12, hidden_act='gelu')
+BERT_T = 12
 
 
 def build(seed: int, family: str, settings: dict) -> transformers.PreTrainedModel:
@@ -158,6 +163,32 @@ def vision_run(model, images) -> dict[str, torch.Tensor]:
   return {'logits': out.logits, 'states': torch.stack(out.hidden_states)}
 
 
+def encoder_reference(seed: int) -> dict[str, torch.Tensor]:
+  """Weights, logits of two heads and states of a tiny BERT, everything random; nobody sees the padding of row 1."""
+  config, rng = transformers.BertConfig(**BERT, attn_implementation='eager'), np.random.default_rng(seed)
+  tokens, types = (torch.from_numpy(rng.integers(0, n, (B, BERT_T))) for n in (BERT['vocab_size'], 3))
+  mask = torch.ones(B, BERT_T, dtype=torch.int64)
+  mask[1, BERT_T - 4:] = 0
+  found = {'tokens': tokens, 'token_types': types, 'mask': mask}
+  with torch.no_grad():
+    for kind in ('MaskedLM', 'QuestionAnswering'):
+      model, rng = getattr(transformers, f'BertFor{kind}')(config).float().eval(), np.random.default_rng([seed, 1])
+      for name, p in model.named_parameters():  # both kinds begin with the same encoder, and so with the same numbers
+        is_gain, is_table = 'LayerNorm.weight' in name, 'embeddings.weight' in name
+        scale = 0.5 if p.ndim == 1 else 0.3 if is_table else p.shape[1] ** -0.5
+        value = rng.uniform(0.5, 1.5, p.shape) if is_gain else scale * rng.standard_normal(p.shape)
+        p.copy_(torch.from_numpy(value.astype(np.float32)))
+      found |= {f'weight/{n}': p for n, p in model.named_parameters()}
+      out = model(tokens, attention_mask=mask, token_type_ids=types, output_hidden_states=True)
+      if kind == 'MaskedLM':
+        found |= {'logits': out.logits, 'states': torch.stack(out.hidden_states)}
+        found['untyped_logits'] = model(tokens, attention_mask=mask).logits
+      else:
+        assert torch.equal(torch.stack(out.hidden_states), found['states'])
+        found['squad_logits'] = torch.stack([out.start_logits, out.end_logits], dim=-1)
+  return found
+
+
 def save(name: str, found: dict[str, torch.Tensor], **meta):
   """Writes one fixture; `meta` says how to read it."""
   versions = {m.__name__: m.__version__ for m in (torch, transformers, np)}
@@ -180,6 +211,9 @@ def main():
     model, tokens = build(seed, family, settings), draw_tokens(seed, SHORT_T)
     save(family.lower(), forward_reference(model, tokens, SHORT_CUT), config=settings, cut=SHORT_CUT)
   save('vit', vision_reference(len(LLAMAS) + len(OTHERS) + 1), config=VIT)
+  save('bert', encoder_reference(20), config=BERT)
+  for name, found, meta in make_vl_fixtures.fixtures(20):
+    save(name, found, **meta)
 
 
 if __name__ == '__main__':

@@ -21,6 +21,7 @@ def test_defaults_survive_the_round_trip():
 
 
 VIT = {'family': 'vit', 'causal': False}
+ENCODER = {'family': 'encoder', 'causal': False, 'max_positions': 24}
 
 
 @pytest.mark.parametrize('values, words', [
@@ -51,6 +52,20 @@ VIT = {'family': 'vit', 'causal': False}
     ({'model': {'sliding_window': 4, 'causal': False}}, ['sliding_window = 4', 'causal = True', 'only 0']),
     ({'model': {'family': 'bert'}}, ['model.family', "'bert'", 'decoder', 'vit']),
     ({'model': {'family': 'vit'}}, ['model.family = vit', 'model.causal', 'only False']),
+    ({'model': {'family': 'encoder'}}, ['model.family = encoder', 'whole text', 'model.causal', 'only False']),
+    ({'model': ENCODER | {'max_positions': 0}}, ['model.max_positions', 'above 0']),
+    ({'model': ENCODER | {'head': 'squad', 'tie_embeddings': True}}, ['model.tie_embeddings', 'model.head = mlm']),
+    ({'model': ENCODER | {'rope_base': 5e5}}, ['model.rope_base', 'model.family = decoder', 'type_vocab_size, head']),
+    ({'model': {'type_vocab_size': 3}}, ['model.type_vocab_size = 3', 'model.family = encoder']),
+    ({'model': {'family': 'tower'}}, ['model.family = tower', 'model.causal', 'only False']),
+    ({'model': {'family': 'tower', 'causal': False}}, ['model.family = tower', 'decoder or vit']),
+    ({'model': {'window_size': 112}}, ['model.window_size = 112', 'tower']),
+    ({'model': {'family': 'tower', 'causal': False, 'window_size': 28}}, ['model.window_size = 28', '32']),
+    ({'model': {'family': 'tower', 'causal': False, 'window_size': 64, 'window_layers': [13]}},
+     ['model.window_layers', '13', '1 to 12']),
+    ({'model': {'family': 'tower', 'causal': False, 'window_layers': [1]}}, ['(1,)', 'model.window_size']),
+    ({'model': {'family': 'tower', 'causal': False, 'head_dim': 6}}, ['model.head_dim = 6', 'multiple of 4']),
+    ({'model': {'rope_sections': [16, 24, 24]}}, ['(16, 24, 24)', '32']),
     *(({'model': VIT | {name: value}}, [f'model.{name} = {value}', 'image_size, patch_size, channels', 'pooling'])
       for name, value in (('tie_embeddings', True), ('sliding_window', 4), ('rope_base', 5e5), ('vocab_size', 100))),
     ({'model': VIT, 'data': {'packing': 'paper'}}, ["data.packing = 'paper'", 'model.family = vit']),
@@ -148,6 +163,14 @@ def test_batch_refusal_names_both_neighbours():
   c.check_batch('train.batch_size', 12, 4, 'devices')
 
 
+TOWER = {'family': 'tower', 'causal': False, 'patch_size': 4}
+
+
+def tower_setting(name, value):
+  built = c.ModelConfig(**{**TOWER, 'window_size': 96} | {name: value})
+  assert getattr(built, name) == value and getattr(c.ModelConfig(**TOWER), name) != value
+
+
 def leaves(cls=c.RunConfig, path=()):
   for f in dataclasses.fields(cls):
     if isinstance(f.type, type) and issubclass(f.type, c.Section):
@@ -167,11 +190,15 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
   choices = field.metadata['choices']
   by_type = {bool: not field.default, int: 24, float: 2.0 if field.metadata['above'] == 1.0 else 0.5, str: '1M'}
   changed = list(choices)[-1] if choices else by_type.get(field.type, (3, 5))
-  values['model'] |= {**VIT, 'image_size': 48, 'patch_size': 24} if field.metadata['family'] == 'vit' else {}
-  values['model'] |= VIT if path[-1] in ('family', 'causal') else {}
+  if field.metadata['family'] == ('tower',):  # which no run trains
+    return tower_setting(path[-1], changed)
+  values['model'] |= {**VIT, 'image_size': 48, 'patch_size': 24} if 'vit' in field.metadata['family'] else {}
+  values['model'] |= VIT if path[-1] == 'causal' else {}
+  values['model'] |= ENCODER if path[-1] == 'family' or field.metadata['family'] == ('encoder',) else {}
   other[path[-1]] = changed
   values['model'] |= {'num_layers': 2} if path[-1] == 'layer_ids' else {}
   values['model'] |= {'num_layers': 24} if path[-1] == 'mix_count' else {}
+  values['model'] |= {'head_dim': 16} if path[-1] == 'rope_sections' else {}
   values['model'] |= {'max_positions': 24} if path[-1] == 'positions' else {}
   values['model'] |= {'sliding_window': 4} if path[-1] == 'window_layers' else {}
   values['model']['rope_scaling'] |= {'original_length': 24} if path[-1] == 'kind' else {}

@@ -14,11 +14,16 @@ import time
 import numpy as np
 import pytest
 
+import hf_folders
+import lns_jax
 import tiny
 from lns_jax import config as config_lib
-from lns_jax import diagnose, presets, samples, sharding
+from lns_jax import diagnose, presets, samples, sharding, surgery
+from lns_jax.data import sample as sample_lib
+from lns_jax.data import tokenizers
 from lns_jax.depth import record, scorecard
 from lns_jax.errors import UserError
+from lns_jax.interop import gguf_write
 from lns_jax.interop.load import load_run_config
 from lns_jax.train import checkpoint, loop, resume
 
@@ -136,10 +141,57 @@ def test_what_cannot_be_used_is_said_before_anything_is_written(run, tmp_path):
                         ({'dtype': 'float64'}, 'JAX_ENABLE_X64=1'),
                         ({'models': [str(run)] * 2}, 'given twice'), ({'models': []}, '--model.*empty'),
                         ({'models': [str(run), '']}, 'one of the names is empty'),
-                        ({'models': [str(tmp_path)]}, 'is not a run folder: it has no checkpoints'),
+                        ({'models': [str(tmp_path)]}, 'neither a run folder, which has checkpoints, nor'),
                         ({'models': [str(tmp_path / 'fresh')]}, 'holds no finished checkpoint yet')):
     with pytest.raises(UserError, match=words):
       diagnose.diagnose(**{'models': [str(run)], 'out': tmp_path / 'out', **kwargs})
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_hugging_face_folder_is_measured_on_the_embedded_text_as_its_tokenizer_says(tmp_path):
+  """And beside a model of another tokenizer by bits per byte of the same text."""
+  a = hf_folders.of_text(tmp_path, 'a')  # of 64 positions
+  b = tmp_path / 'b.gguf'
+  gguf_write.write(hf_folders.of_text(tmp_path, 'of_b', tokenizer=tokenizers.train_bpe(['the quick brown fox'] * 99, 270),
+                                      max_position_embeddings=4096), b, dtype='float32')
+  found = diagnose.diagnose([str(a), str(b)], tmp_path / 'out', tokens=2048, chosen=['layer_drop'])
+  models = json.loads((tmp_path / 'out' / 'depth.json').read_text())['models']
+  data = dataclasses.replace(config_lib.DataConfig(), seq_len=64, add_bos=False)
+  rows, _, _ = sample_lib.rows(data, tokenizers.byte_tokenizer(), 2048)
+  assert models['a']['measures']['layer_drop']['rows'] == len(rows) == 2048 // 64  # no BOS, which its file does not add
+  assert models['b.gguf']['measures']['layer_drop']['rows'] == 2048 // 512
+  config, p, _ = lns_jax.load(a)
+  targets = np.stack([r['targets'] for r in rows])
+  z = np.asarray(lns_jax.forward(config, p, np.stack([r['tokens'] for r in rows]),
+                                 segment_ids=np.stack([r['segment_ids'] for r in rows])), np.float64)
+  nats = np.log(np.exp(z).sum(-1)) - np.take_along_axis(z, targets[..., None], -1)[..., 0]
+  assert models['a']['baseline'] == pytest.approx(nats.mean(), rel=1e-5)
+  assert models['a']['bits_per_byte'] == pytest.approx(nats.sum() / np.sum(targets < 256) / np.log(2), rel=1e-5)
+  assert found['models']['b.gguf']['bits_per_byte'] == models['b.gguf']['bits_per_byte']
+  page = (tmp_path / 'out' / 'report.html').read_text()
+  assert 'bits per byte' in page and 'different tokens' in page and models['a']['text_hash'] == models['b.gguf']['text_hash']
+
+
+def test_questions_to_a_hugging_face_folder(tmp_path):
+  path = hf_folders.of_text(tmp_path, max_position_embeddings=512)
+  config, _, tokenizer = lns_jax.load(path)
+  sample = samples.Sample([{'tokens': np.zeros(4), 'segment_ids': np.ones(4)}], 'x', 'y')
+  task = samples.open_task(str(path), config, tokenizer, str(_questions(tmp_path / 'q.jsonl', 4)), sample)
+  assert task.about['questions'] == 4 and bytes(task.sample.rows[0]['tokens'][:10].tolist()) == b'def f0(x):'  # no BOS
+  pytest.importorskip('lm_eval')
+  assert samples.open_task(str(path), config, tokenizer, 'mmlu_dev_texts', sample).about['questions'] == 281
+
+
+def test_what_a_model_that_is_no_run_cannot_be_measured_on(tmp_path):
+  text, images = hf_folders.of_text(tmp_path), hf_folders.folder('vit', tmp_path)
+  for model, kwargs, words in ((text, {'seq_len': 65}, '--seq_len=65 is longer than the 64 positions that .*text was'),
+                               (images, {}, 'a model of images and not a run, so that its images are not known'),
+                               (images, {'text': 'embedded'}, 'which has no use for --text'),
+                               (hf_folders.folder('llama', tmp_path), {}, 'llama has no tokenizer, .* tokenizer.json')):
+    with pytest.raises(UserError, match=words):
+      diagnose.diagnose([str(model)], tmp_path / 'out', **kwargs)
+  with pytest.raises(UserError, match=f'import_hf.py --model={text} --workdir=FOLDER makes one of it'):
+    surgery.prune(text, tmp_path / 'out', drop_layers=[1])
   assert not (tmp_path / 'out').exists()
 
 

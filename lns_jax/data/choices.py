@@ -73,14 +73,14 @@ def read(path, tokenizer: Tokenizer, T: int, *, bos: int | None) -> Questions:
       that is none of them, or a choice that adds no token or has more than T.
   """
   path = pathlib.Path(path).expanduser()
-  questions = _parse(path)
-  K = max(len(q.choices) for q in questions)
-  texts = [_texts(q.context, choice) for q in questions for choice in q.choices]
-  whole = tokenizer.encode_batch([context + choice for context, choice in texts])
-  contexts = tokenizer.encode_batch([context for context, _ in texts])
+  asked = questions(path)
+  K = max(len(q.choices) for q in asked)
+  strings = [texts(q.context, choice) for q in asked for choice in q.choices]
+  whole = tokenizer.encode_batch([context + choice for context, choice in strings])
+  contexts = tokenizer.encode_batch([context for context, _ in strings])
   start = np.array([] if bos is None else [bos], np.int32)
   rows, cut, at = [], 0, 0
-  for q in questions:
+  for q in asked:
     own = []
     for number in range(1, len(q.choices) + 1):
       own.append(_ids(q, number, np.concatenate([start, whole[at]]), len(start) + len(contexts[at]), T))
@@ -89,13 +89,13 @@ def read(path, tokenizer: Tokenizer, T: int, *, bos: int | None) -> Questions:
     rows.append([(ids[-T - 1:], n) for ids, n in own])
   longest = max(len(ids) - 1 for own in rows for ids, _ in own)
   flat = [_row(*own[k], longest, k == q.answer) if k < len(own) else _padding(longest)
-          for q, own in zip(questions, rows) for k in range(K)]
+          for q, own in zip(asked, rows) for k in range(K)]
   digest = hashing.of_file(path)
   settings = hashlib.sha256(f'{digest} {tokenizer.hash} {T} {bos}'.encode()).hexdigest()
-  return Questions(flat, K, float(np.mean([1 / len(q.choices) for q in questions])), cut, digest, settings)
+  return Questions(flat, K, float(np.mean([1 / len(q.choices) for q in asked])), cut, digest, settings)
 
 
-def _texts(context: str, choice: str) -> tuple[str, str]:
+def texts(context: str, choice: str) -> tuple[str, str]:
   """(context, choice) that, joined, are the text, the white space between them at the start of the choice."""
   bare = context.rstrip()
   between = context[len(bare):] or (' ' if bare and not choice[:1].isspace() else '')
@@ -127,7 +127,8 @@ def _padding(T: int) -> Batch:
       'weights': np.zeros(T, np.float32), 'right': np.float32(0)}
 
 
-def _parse(path: pathlib.Path) -> list[Question]:
+def questions(path: pathlib.Path) -> list[Question]:
+  """The questions of a file, checked but not tokenised. Raises UserError as `read` does."""
   try:
     lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b'\n')
   except OSError as error:

@@ -5,12 +5,12 @@ come in a drawn order, so that the first few stand for all.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from lns_jax.config import DataConfig
-from lns_jax.data import convert, packing, readers, sources, tokenizers
+from lns_jax.data import convert, masking, packing, readers, sources, tokenizers
 from lns_jax.data.order import Batch, Rows
 from lns_jax.errors import UserError
 
@@ -53,24 +53,48 @@ def rows(data: DataConfig, tokenizer: tokenizers.Tokenizer, tokens: int) -> tupl
   Raises:
     UserError: for a source that cannot be read, or without a token.
   """
+  return _first(data, tokenizer, tokens, _packed)
+
+
+def encoder_rows(data: DataConfig, tokenizer: tokenizers.Tokenizer, tokens: int, *, hidden: bool,
+                 seed: int = 0) -> tuple[list[Batch], str, int]:
+  """As `rows`, for an encoder: a row is [CLS], a run of tokens of one document, [SEP].
+
+  Args:
+    tokens: positions wanted, both ends included.
+    hidden: whether tokens are hidden and to be predicted, see `masking`; by `seed` and the row's number in the source.
+
+  Returns:
+    rows: 'tokens' and 'segment_ids', and where tokens are hidden 'targets' and 'weights', [T]. The rest as of `rows`.
+  """
+  masking.check(tokenizer, data.seq_len, hidden)
+  def between_ends(pieces, data, tokenizer):
+    plain = (row for piece in pieces for row in masking.rows(piece.ids, data.seq_len, tokenizer))
+    return (masking.hide(row, tokenizer, seed=seed, number=i) for i, row in enumerate(plain)) if hidden else plain
+  return _first(data, tokenizer, tokens, between_ends)
+
+
+def _first(data: DataConfig, tokenizer, tokens: int, rows_of) -> tuple[list[Batch], str, int]:
+  """The first rows that `rows_of` makes of a source, shuffled, see `rows`."""
   source = sources.resolve(data)
   parts = sorted(source.parts, key=lambda part: part.split != 'validation')
   found, seen, dropped = [], 0, Counter()
-  for row in _packed(parts, data, tokenizer, dropped):
-    seen += sum(len(piece) - 1 for piece in row)
+  options = readers.Options(data.text_field, tokenizer.eos_id)
+  pieces = (p for part in parts for p in convert.encoded(part, options, data.validation_fraction, tokenizer, dropped))
+  for row in rows_of(pieces, data, tokenizer):
+    seen += size(row)
     if found and seen > tokens:
       break
-    found.append(packing.decode_row(packing.encode_row(row, packing.id_dtype(tokenizer.vocab_size)), data.seq_len))
+    found.append(row)
   if not found:
     raise UserError(f"no tokens in {data.source}: {dropped['empty']} empty documents and no other.")
   return [found[i] for i in _shuffled(len(found))], source.hash, dropped['non_utf8']
 
 
-def _packed(parts: list[readers.Part], data: DataConfig, tokenizer, dropped: Counter) -> Iterator[packing.Row]:
-  packer = packing.Packer(data.seq_len)
+def _packed(pieces: Iterable[convert.Piece], data: DataConfig, tokenizer) -> Iterator[Batch]:
+  packer, dtype = packing.Packer(data.seq_len), packing.id_dtype(tokenizer.vocab_size)
   bos = tokenizer.bos_id if data.add_bos else None
-  options = readers.Options(data.text_field, tokenizer.eos_id)
-  for part in parts:
-    for piece in convert.encoded(part, options, data.validation_fraction, tokenizer, dropped):
-      yield from packer.add(convert.with_ends(piece, bos, tokenizer.eos_id), piece.last)
-  yield from packer.flush()
+  decoded = lambda full: (packing.decode_row(packing.encode_row(row, dtype), data.seq_len) for row in full)
+  for piece in pieces:
+    yield from decoded(packer.add(convert.with_ends(piece, bos, tokenizer.eos_id), piece.last))
+  yield from decoded(packer.flush())

@@ -1,7 +1,8 @@
 """What a model's depth does: measures of any model of `lns_jax.models`, streaming over batches.
 
 Every measure takes (config, params, batches), where batches are dicts of int32 [B, T] arrays: 'tokens', and
-optionally 'segment_ids' (0 is padding), 'targets', 'weights'; of a ViT 'images' [B, S, S, C] and 'labels' [B].
+optionally 'segment_ids' (0 is padding), 'targets', 'weights', of an encoder 'token_types'; of a ViT 'images'
+[B, S, S, C] and 'labels' [B]; of a vision tower what `lns_jax.models.vl.arrange` makes.
 Sampled numbers come as `Estimate`s. `depth.measures.MEASURES` is the table of all of them.
 """
 

@@ -90,9 +90,7 @@ def _opening(models: Mapping[str, dict]) -> list[str]:
     said.append(findings.task(models))
   if findings.with_measure(models, 'variance'):
     said.append(findings.last_variance(models))
-  if len({found.get('sample_hash') for found in models.values()}) > 1:
-    said.append('These models were measured on different rows: their losses, and what is in percent of them, are not '
-                'comparable.')
+  said += _different_rows(models)
   headline = findings.headline(models) or 'What was measured of each layer.'
   # Models in columns: on a telephone there is room for few.
   cells = [(head, *(row[i] for row in rows)) for i, head in enumerate(heads) if i]
@@ -101,6 +99,18 @@ def _opening(models: Mapping[str, dict]) -> list[str]:
   return [page.paragraph(headline, 'lead'), page.facts([s for s in said if s]), page.paragraph(how, 'how'),
           page.details('What the words on this page mean', page.facts(WORDS)),
           page.table('Scorecard', ('', *models), cells)]
+
+
+def _different_rows(models: Mapping[str, dict]) -> list[str]:
+  """What models that were not measured on the same rows have in common, and what not."""
+  hashes = lambda key: {found.get(key) for found in models.values()}
+  if len(hashes('sample_hash')) <= 1:
+    return []
+  if len(hashes('text_hash')) > 1 or len(hashes('tokenizer')) <= 1:
+    return ['These models were measured on different rows: their losses, and what is in percent of them, are not '
+            'comparable.']
+  return ['These models cut the same text into different tokens: a loss in nats per token says little of one beside '
+          'another, bits per byte of text does, as far as the samples reach equally deep into the text.']
 
 
 def _footer(models: Mapping[str, dict]) -> str:

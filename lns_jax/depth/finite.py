@@ -21,7 +21,7 @@ def first_bad(states: jax.Array, mask_BT: jax.Array) -> jax.Array:
 def states(config: ModelConfig, params, batch) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(states [L + 1, B, T, D], real tokens [B, T], `first_bad` of these [B, L + 1])."""
   mask_BT = transformer.family(config).real_tokens(config, batch)
-  found = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
+  found = transformer.states(config, params, transformer.inputs(config, batch), **transformer.placement(batch))
   return found, mask_BT, first_bad(found, mask_BT)
 
 

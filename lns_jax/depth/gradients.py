@@ -67,7 +67,7 @@ def _numbers(p, g) -> dict[str, dict[str, jax.Array]]:
           'rank': {path: stable_rank(_matrix(path, x)) for path, x in g.items() if x.ndim > 1}}
 
 
-def _backward(config: ModelConfig, run: layout.Run, ids_BT):
+def _backward(config: ModelConfig, run: layout.Run, placed):
   """The step of a scan over a run's layers, backwards, for each sequence by itself.
 
   (dL/d what leaves a layer, (its parameters, its position in the run, what entered)) -> (dL/d what entered, numbers).
@@ -76,13 +76,13 @@ def _backward(config: ModelConfig, run: layout.Run, ids_BT):
   def step(leaving_BTD, scanned):
     p, i, x_BTD = scanned
     override = factors(i)
-    def row(x_TD, ids_T, leaving_TD):
-      ctx = attention.context(config, x_TD[None], None if ids_T is None else ids_T[None])
+    def row(x_TD, placed, leaving_TD):
+      ctx = attention.context(config, x_TD[None], **{name: v[None] for name, v in placed.items()})
       def layer(p, x_TD):
         return block.Block(config).apply({'params': p}, x_TD[None], ctx, run[0], override)[0][0]
       g, entering_TD = jax.vjp(layer, p, x_TD)[1](leaving_TD)
       return entering_TD, _numbers(p, g) | {'state': _square(entering_TD)}
-    return jax.vmap(row)(x_BTD, ids_BT, leaving_BTD)
+    return jax.vmap(row)(x_BTD, placed, leaving_BTD)
   return step
 
 
@@ -97,8 +97,8 @@ def _passes(config: ModelConfig, params, batch):
   Returns (losses [B], weights [B], squares of dL/d what leaves the last layer [B], for each run of layers its numbers
   [layers, B], see `_numbers`, and 'state', squares of dL/d what enters).
   """
-  ids_BT = batch.get('segment_ids')
-  x_BTD, ctx = transformer.enter(config, params, transformer.inputs(config, batch), ids_BT)
+  placed = transformer.placement(batch)
+  x_BTD, ctx = transformer.enter(config, params, transformer.inputs(config, batch), **placed)
   layer = walk.layer_at(config, params, ctx)
   before, last_BTD = walk.entering(layer, x_BTD, config.num_layers)
   def loss(last_BTD):
@@ -111,7 +111,7 @@ def _passes(config: ModelConfig, params, batch):
   for run in reversed(layout.runs(config)):
     n = len(run)
     scanned = params['layers'][layout.run_name(run)], jnp.arange(n), before[end - n:end]
-    leaving_BTD, numbers = jax.lax.scan(_backward(config, run, ids_BT), leaving_BTD, scanned, reverse=True)
+    leaving_BTD, numbers = jax.lax.scan(_backward(config, run, placed), leaving_BTD, scanned, reverse=True)
     found.insert(0, numbers)
     end -= n
   return losses_B, w_B, top_B, found

@@ -81,7 +81,7 @@ def _scores(config: ModelConfig, kinds: tuple[str, ...], score_fn: ScoreFn | Non
 
   first: number of the batch's first row in the whole sample, which its noise belongs to.
   """
-  x, ctx = transformer.enter(config, params, transformer.inputs(config, batch), batch.get('segment_ids'))
+  x, ctx = transformer.enter(config, params, transformer.inputs(config, batch), **transformer.placement(batch))
   def kept(layer):
     return lambda i, x: jax.lax.cond(removed[i], lambda i, x: x, layer, i, x)
   whole = kept(walk.layer_at(config, params, ctx))

@@ -37,7 +37,7 @@ class Streams(typing.NamedTuple):
   @classmethod
   def of(cls, config: ModelConfig, params, batch) -> 'Streams':
     """params: stacked."""
-    x, ctx = transformer.enter(config, params, transformer.inputs(config, batch), batch.get('segment_ids'))
+    x, ctx = transformer.enter(config, params, transformer.inputs(config, batch), **transformer.placement(batch))
     x = x.astype(wide(x))  # the blocks compute in the type of their input
     layer = walk.layer_at(config, params, ctx)
     real = transformer.family(config).real_tokens(config, batch)[..., None] > 0

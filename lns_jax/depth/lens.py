@@ -21,7 +21,7 @@ READ = (*INPUTS, 'targets', 'labels')
 def _sums(config: ModelConfig, params, batch):
   """({name: sums over the positions of each row [L + 1, B]}, weights [B], `finite.first_bad` [B, L + 1])."""
   family = transformer.family(config)
-  states = transformer.states(config, params, transformer.inputs(config, batch), segment_ids=batch.get('segment_ids'))
+  states = transformer.states(config, params, transformer.inputs(config, batch), **transformer.placement(batch))
   w = family.weights(batch)
   def predicted(x_BTD):
     normed_BTD = transformer.final_norm(config, params, x_BTD)
@@ -59,6 +59,9 @@ def logit_lens(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[s
   Raises:
     UserError: no batch, no targets, or a state or a loss that is not finite.
   """
+  if config.family == 'encoder' and config.head == 'squad':
+    raise UserError('the lens compares what is predicted at each position; a model with model.head = squad chooses two '
+                    'positions of a row.')
   means = {}
   sequences = 0
   for batch in batches:

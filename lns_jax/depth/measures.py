@@ -13,6 +13,7 @@ from lns_jax.depth.jacobian import jacobian
 from lns_jax.depth.perturb import NOISES, SCALES, perturb
 from lns_jax.depth.spectral import LEVELS
 from lns_jax.errors import UserError, nearest
+from lns_jax.models import transformer
 
 Found = dict  # name -> Estimate, or a plain value of numbers, lists and strings
 
@@ -104,7 +105,7 @@ def _theory(config, params, batches, *, seed) -> Found:
   except UserError as e:
     found['growth'] = str(e)
   try:
-    T = next(iter(batches))['tokens'].shape[1] if config.family == 'decoder' else config.num_tokens
+    T = config.num_tokens if config.family == 'vit' else next(iter(batches))[transformer.family(config).INPUT].shape[1]
     constants = theory.constants(config, params, T)
     predicted = theory.predicted_variance(config, constants, float(each[0, 0]))
     bound = Estimate.of(theory.log_jacobian_bound(config, constants, each), variance.tokens)

@@ -16,8 +16,12 @@ COLUMNS = {
 
 
 def of(found: dict) -> dict:
-  """depth.json of a model -> {'layers', 'tokens', 'loss', and of each measured one of COLUMNS [value, low, high]}."""
+  """depth.json of a model -> {'layers', 'tokens', 'loss', 'bits_per_byte', and of COLUMNS [value, low, high]}.
+
+  What was not measured is left out.
+  """
   card = {'layers': found['layers'], 'tokens': found['tokens'], 'loss': found.get('baseline')}
+  card |= {key: found[key] for key in ('bits_per_byte',) if found.get(key) is not None}
   for key in COLUMNS:
     if key in found:
       interval = found['intervals'][key]
@@ -37,8 +41,11 @@ def _cell(card: dict, key: str) -> str:
 def rows(models: Mapping[str, dict]) -> tuple[list[str], list[list[str]]]:
   """(headings, one row a model) as text; models: name -> depth.json."""
   cards = {name: of(found) for name, found in models.items()}
-  heads = ['model', 'layers', 'loss', *COLUMNS.values()]
-  return heads, [[name, str(card['layers']), f'{card["loss"]:.4f}' if card['loss'] is not None else '–',
+  losses = {'loss': 'loss'} | ({'bits_per_byte': 'bits per byte'} if any('bits_per_byte' in c for c in cards.values())
+                               else {})
+  loss = lambda card, key: f'{card[key]:.4f}' if card.get(key) is not None else '–'
+  heads = ['model', 'layers', *losses.values(), *COLUMNS.values()]
+  return heads, [[name, str(card['layers']), *(loss(card, key) for key in losses),
                   *(_cell(card, key) for key in COLUMNS)] for name, card in cards.items()]
 
 

@@ -17,7 +17,7 @@ from lns_jax.models import transformer
 
 
 # What a model reads of a batch, and which of it is padding (of images the weights say).
-INPUTS = ('tokens', 'segment_ids', 'images', 'weights')
+INPUTS = ('tokens', 'segment_ids', 'token_types', 'images', 'weights', 'patches', 'coordinates', 'windows')
 
 
 def keys_of(seed, first, B: int) -> jax.Array:
@@ -111,8 +111,8 @@ def counted(config: ModelConfig, batch, tokens: str, cls: bool) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
 def _sums(config: ModelConfig, params, batch, tokens: str, cls: bool):
   mask_BT = counted(config, batch, tokens, cls)
-  _, kept = transformer.stream(config, params, transformer.inputs(config, batch), batch.get('segment_ids'),
-                               read=_added(mask_BT))
+  _, kept = transformer.stream(config, params, transformer.inputs(config, batch), read=_added(mask_BT),
+                               **transformer.placement(batch))
   layers = [kept[l] for l in config.layer_ids]
   states = jnp.stack([kept[0]['out'], *(k['out'] for k in layers)])
   angles, influences, counts = all_pairs(states, mask_BT)

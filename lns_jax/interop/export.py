@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
-import json
 import pathlib
 import shutil
 import time
+from pydoc_data.topics import topics
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,15 @@ import numpy as np
 
 from lns_jax import config as config_lib
 from lns_jax import files
-from lns_jax.data import sample, tokenizers
+from lns_jax.data import tokenizers
 from lns_jax.errors import UserError, nearest
-from lns_jax.interop import card, families, fold, hf, names, shards, tokenizer_files
+from lns_jax.interop import card, families, fold, hf, names, shards, theirs, tokenizer_files, weights
 from lns_jax.interop.load import is_run, load, load_run_config
 from lns_jax.interop.save import new_folder
-from lns_jax.layers import schemes
 from lns_jax.models import layout, transformer
 from lns_jax.train import run_info
 
+AUTO = {'decoder': 'AutoModelForCausalLM', 'vit': 'AutoModelForImageClassification'}
 DTYPES = ('float32', 'bfloat16', 'float16')
 CLOSE = 1e-5  # of the largest logit, in float32
 ROWS, T = 4, 128  # of the batch that is compared
@@ -31,7 +31,7 @@ UNSAID = ('init', 'init_std', 'dyt_alpha', 'precision', 'loop', 'remat', 'layer_
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """Where a model came from. run: its settings, None of a model that is no run's. hf: its config.json, if it had one."""
+  """Where a model came from. run: settings of the run that trained it, if one did; hf: its config.json, if any."""
 
   path: pathlib.Path
   step: int | None = None
@@ -56,9 +56,10 @@ def export(model, out, *, drop_layers=(), dtype: str = 'float32', shard_size: st
     model_type: Hugging Face's, where several could be; by default that of the model's own folder, or the first.
 
   Returns:
-    {'out', 'model_type', 'scheme', 'layer_ids', 'files', 'tensors', 'bytes', 'dtype', 'check': {'tokens', 'logits'
-    largest of the model, 'folded' and 'read_again' largest differences by that (both at most 1e-5), 'difference' largest
-    difference of a logit from the float32 model, 'kl' largest divergence from it in nats}, 'seconds'}.
+    {'out', 'model_type', 'scheme', 'layer_ids', 'files', 'tensors', 'bytes', 'dtype', 'check': {'tokens' compared,
+    'largest' logit of the model, 'folded' and 'read_again': differences of the plain model and of the folder from what
+    they should be, by that (both at most 1e-5), 'difference' of a logit from the float32 model, 'kl' from it at one
+    token, in nats}, 'seconds'}.
 
   Raises:
     UserError: before anything is written for an `out` that exists, layers that are not there, a scheme or setting that
@@ -84,8 +85,8 @@ def export(model, out, *, drop_layers=(), dtype: str = 'float32', shard_size: st
       check = _check(folder, batch, (config, params), (plain, folded), jnp.dtype(dtype))
   except OSError as e:
     raise UserError(f'{out} could not be written: {e.strerror or e}; nothing is left of it.') from None
-  return {'out': str(out), 'model_type': chosen, 'scheme': config.scheme, 'layer_ids': list(config.layer_ids), **written,
-          'dtype': dtype, 'check': check, 'seconds': time.perf_counter() - start}
+  return {'out': str(out), 'model_type': chosen, 'scheme': config.scheme, 'layer_ids': list(config.layer_ids),
+          **written, 'dtype': dtype, 'check': check, 'seconds': time.perf_counter() - start}
 
 
 def _origin(model, step: int | None) -> Origin:
@@ -94,7 +95,7 @@ def _origin(model, step: int | None) -> Origin:
     step, run = load_run_config(path, step)
     return Origin(path, step, run)
   config = path / 'config.json'
-  return Origin(path, step, hf=json.loads(config.read_text()) if config.is_file() else {})
+  return Origin(path, step, hf=weights.read_json(config) if config.is_file() else {})
 
 
 def _with_length(plain: config_lib.ModelConfig, origin: Origin) -> config_lib.ModelConfig:
@@ -116,7 +117,8 @@ def pick(plain: config_lib.ModelConfig, model_type: str = '', asked: bool = Fals
     raise UserError(f'--model_type={model_type} is not known.{nearest(model_type, families.FAMILIES)}')
   order = [model_type] if asked else sorted(families.FAMILIES, key=lambda name: name != model_type)
   lacking = {name: _lacking(plain, name) for name in order}
-  best = min(order, key=lambda name: len(lacking[name]))
+  kind = {'family', 'scheme', 'norm', 'positions'}  # what makes two classes far from each other
+  best = min(order, key=lambda name: (len(kind & lacking[name].keys()), len(lacking[name])))
   if not lacking[best]:
     return best
   has = ' and '.join(f'model.{name} = {theirs!r} where this model has {ours!r}'
@@ -127,14 +129,13 @@ def pick(plain: config_lib.ModelConfig, model_type: str = '', asked: bool = Fals
 
 def _lacking(plain: config_lib.ModelConfig, model_type: str) -> dict:
   """{setting: (its value, what a class would make of it)}, as its config.json reads."""
-  family = families.FAMILIES[model_type]
-  if (plain.family == 'vit') != (model_type == 'vit'):
-    return {f.name: (getattr(plain, f.name), None) for f in dataclasses.fields(plain)}  # nothing in common
-  if plain.positions == 'learned' and not plain.max_positions or plain.family == 'vit' and plain.pooling != 'cls':
-    return {'pooling': (plain.pooling, 'cls')}
-  read = config_lib.ModelConfig(**families.of({**family.theirs(plain), 'model_type': model_type}, 'config.json')[1])
-  ours, theirs = _said(plain), _said(read)
-  return {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
+  values = {**families.FAMILIES[model_type].theirs(plain), 'model_type': model_type}
+  try:
+    read = _said(config_lib.ModelConfig(**families.of(values, 'config.json')[1]))
+  except UserError:  # of a class that has nothing in common with the model
+    read = {}
+  ours = _said(plain)
+  return {name: (ours[name], read.get(name)) for name in ours if name not in read or ours[name] != read[name]}
 
 
 def _said(config: config_lib.ModelConfig) -> dict:
@@ -154,18 +155,20 @@ def _write(folder, name: str, origin: Origin, model_type: str, plain, params, re
   """Every file of the export. Returns {'files', 'tensors', 'bytes'}."""
   family = families.FAMILIES[model_type]
   shapes, get = _tensors(plain, params, family, dtype)
-  weights = shards.write(folder, shapes, get, dtype, limit)
+  written = shards.write(folder, shapes, get, dtype, limit)
   ids = tokenizer_files.write(folder, origin.path, origin.hf, tokenizer, origin.run)
   files.write_json(folder / 'config.json', {
       'architectures': [family.architecture], 'model_type': model_type, 'torch_dtype': dtype.name,
       **family.theirs(plain), **ids, hf.RECORD: record})
   _generation(folder, origin, plain, ids)
-  auto = 'AutoModelForImageClassification' if plain.family == 'vit' else 'AutoModelForCausalLM'
+  called = {e.ours: e.theirs for e in names.table(plain, family.rows)}
+  scaled = [called[f'layers/{l}/{leaf}'] for l, of_layer in record['folded'].items() for leaf in of_layer]
   (folder / 'README.md').write_text(card.text(
-      name, model_type=model_type, auto=auto, has_tokenizer=tokenizer is not None, record=record,
+      name, model_type=model_type, auto=AUTO.get(plain.family) or theirs.BERT_AUTO[plain.head],
+      has_tokenizer=(folder / 'tokenizer_config.json').exists(), scheme=record['scheme'], scaled=scaled,
       facts=_facts(origin, plain, shapes)), encoding='utf-8')
   total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
-  return {'files': weights, 'tensors': len(shapes), 'bytes': total}
+  return {'files': written, 'tensors': len(shapes), 'bytes': total}
 
 
 def _tensors(plain, params, family: families.Family, dtype):
@@ -208,7 +211,7 @@ def _facts(origin: Origin, plain, shapes: dict) -> dict:
   facts = {'parameters': sum(int(np.prod(shape)) for shape in shapes.values()), 'layers': plain.num_layers,
            'layers of the original': plain.depth if plain.depth != plain.num_layers else None,
            'origin': origin.path.name}
-  if origin.run is None:
+  if origin.run is None or not origin.step:  # an imported model's settings are of a training that is to come
     return facts
   info, run, result = run_info.read(origin.path), origin.run, _result(origin)
   unit = 'images' if plain.family == 'vit' else 'tokens'
@@ -216,9 +219,10 @@ def _facts(origin: Origin, plain, shapes: dict) -> dict:
   return facts | {
       'layers removed before': str(pruned) if pruned else None, 'updates': origin.step,
       f'{unit} seen': result.get(f'train_{unit}'), 'rows an update': run.train.batch_size,
-      'peak learning rate': run.optimizer.lr, 'data': run.data.source, 'validation loss': result.get('loss'),
-      'perplexity': result.get('perplexity'), 'accuracy': result.get('accuracy'), 'seed': run.train.seed,
-      'corpus hash': info.get('corpus_hash'), 'commit': info.get('commit')}
+      'peak learning rate': run.optimizer.lr, 'data': pathlib.PurePath(run.data.source).name,
+      'validation loss': result.get('loss'), 'perplexity': result.get('perplexity'),
+      'accuracy': result.get('accuracy'), 'seed': run.train.seed, 'corpus hash': info.get('corpus_hash'),
+      'commit': info.get('commit')}
 
 
 def _result(origin: Origin) -> dict:
@@ -235,8 +239,8 @@ def _batch(plain, tokenizer: tokenizers.Tokenizer | None) -> np.ndarray:
     return rng.standard_normal((ROWS, plain.image_size, plain.image_size, plain.channels)).astype(np.float32)
   if tokenizer is None:
     return rng.integers(0, plain.vocab_size, (ROWS, length)).astype(np.int32)
-  rows, _, _ = sample.rows(config_lib.DataConfig(seq_len=length), tokenizer, ROWS * length)
-  return np.stack([row['tokens'] for row in rows[:ROWS]])
+  english = '\n'.join(topics.values())[:16 * ROWS * length]
+  return np.resize(tokenizer.encode(english), (ROWS, length))  # again from the start where it is not enough
 
 
 def _check(folder, batch, model, plain, dtype) -> dict:
@@ -253,12 +257,13 @@ def _check(folder, batch, model, plain, dtype) -> dict:
       raise UserError(f'logits of {what} differ from those of the model by {difference:.2g} of the largest, more than '
                       f'{CLOSE:g}: this is a fault of lns_jax, and nothing is left of the folder.')
   log_p, log_q = (np.asarray(jax.nn.log_softmax(x), np.float64) for x in (wanted, found))
-  return {'tokens': int(np.prod(wanted.shape[:-1])), 'logits': scale, 'folded': folded, 'read_again': again,
+  return {'tokens': int(np.prod(wanted.shape[:-1])), 'largest': scale, 'folded': folded, 'read_again': again,
           'difference': float(np.abs(found - wanted).max()),
           'kl': max(0.0, float((np.exp(log_p) * (log_p - log_q)).sum(-1).max()))}
 
 
 def _logits(config, params, batch) -> np.ndarray:
-  """In float32, whatever the model's own precision is."""
+  """In float32, whatever the model's own precision is; the states of a model without a head."""
   config = dataclasses.replace(config, precision='float32', remat='none')
-  return np.asarray(jax.jit(functools.partial(transformer.forward, config))(layout.native(params, config), batch))
+  run = transformer.states if config.family == 'encoder' and config.head == 'none' else transformer.forward
+  return np.asarray(jax.jit(functools.partial(run, config))(layout.native(params, config), batch))

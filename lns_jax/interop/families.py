@@ -4,7 +4,7 @@ Defaults of missing fields are those of the architecture, as transformers has th
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from lns_jax.config import BIASES, ModelConfig, RopeScaling
 from lns_jax.errors import UserError, nearest
@@ -24,6 +24,9 @@ class Family:
     rows: how tensors are called.
     prefixes: what the names may begin with instead of the first of these.
     extras: parts of names of tensors that stand for nothing.
+    unused: parts of names of weights that no part of a model of ours stands for; a warning names them.
+    aliases: (part of a name, what others have there), such as names of older files.
+    tied: the head's tensor, which may be there where the head is the embedding.
     theirs: settings -> the fields of config.json.
     architecture: the class that config.json names.
   """
@@ -32,6 +35,9 @@ class Family:
   rows: list[names.Entry]
   prefixes: tuple[str, ...] = ('model.', '')
   extras: tuple[str, ...] = ('rotary_emb.inv_freq',)
+  unused: tuple[str, ...] = ()
+  aliases: tuple[tuple[str, str], ...] = ()
+  tied: str = 'lm_head.weight'
   theirs: Callable[[ModelConfig], dict] | None = None
   architecture: str = ''
 
@@ -69,7 +75,7 @@ def _scaling(f: Fields, max_positions: int) -> tuple[float, RopeScaling]:
   return base, RopeScaling(**given, kind=kind, original_length=int(original or max_positions))
 
 
-def _windows(f: Fields, size: int, first: int, layers: int) -> Settings:
+def windows(f: Fields, size: int, first: int, layers: int) -> Settings:
   """A window of `size` keys in the layers from position `first` on, unless layer_types says in which."""
   types = f.take('layer_types') or ['sliding_attention' if i >= first else 'full_attention' for i in range(layers)]
   if len(types) != layers or set(types) - {'sliding_attention', 'full_attention'}:
@@ -80,7 +86,7 @@ def _windows(f: Fields, size: int, first: int, layers: int) -> Settings:
   return {'sliding_window': size, 'window_layers': () if len(with_window) == layers else with_window}
 
 
-def _decoder(f: Fields, kv_heads: int | None = None, eps: float = 1e-6) -> Settings:
+def decoder(f: Fields, kv_heads: int | None = None, eps: float = 1e-6) -> Settings:
   """What the Llama-like families have in common."""
   f.only('hidden_act', ('silu', 'swish'), 'silu')
   heads, d_model = f.number('num_attention_heads'), f.number('hidden_size')
@@ -97,42 +103,42 @@ def _decoder(f: Fields, kv_heads: int | None = None, eps: float = 1e-6) -> Setti
 
 def _llama(f: Fields) -> Settings:
   attn = tuple('qkvo') if f.take('attention_bias', False) else ()
-  return _decoder(f) | {'bias': _bias(attn, f.take('mlp_bias', False))}
+  return decoder(f) | {'bias': _bias(attn, f.take('mlp_bias', False))}
 
 
 def _mistral(f: Fields) -> Settings:
   window = f.given('sliding_window', 4096) or 0
-  found = _decoder(f, kv_heads=8)
-  return found | _windows(f, window, 0, found['num_layers'])
+  found = decoder(f, kv_heads=8)
+  return found | windows(f, window, 0, found['num_layers'])
 
 
 def _qwen_windows(f: Fields, layers: int) -> Settings:
   """Two gates: use_sliding_window switches all windows, max_window_layers counts the lower layers without one."""
   size, first = f.take('sliding_window', 4096), f.take('max_window_layers', 28)
-  return _windows(f, size if f.take('use_sliding_window', False) else 0, first, layers)
+  return windows(f, size if f.take('use_sliding_window', False) else 0, first, layers)
 
 
 def _qwen2(f: Fields) -> Settings:
-  found = _decoder(f, kv_heads=32)
+  found = decoder(f, kv_heads=32)
   f.only('attention_bias', (True,), True)  # it has no such field and always has the biases
   return found | _qwen_windows(f, found['num_layers']) | {'bias': 'qkv'}
 
 
 def _qwen3(f: Fields) -> Settings:
-  found = _decoder(f, kv_heads=32) | {'head_dim': f.number('head_dim', 128), 'qk_norm': 'head'}
+  found = decoder(f, kv_heads=32) | {'head_dim': f.number('head_dim', 128), 'qk_norm': 'head'}
   attn = tuple('qkvo') if f.take('attention_bias', False) else ()
   return found | _qwen_windows(f, found['num_layers']) | {'bias': _bias(attn, False)}
 
 
 def _olmo(f: Fields) -> Settings:
   attn = tuple('qkvo') if f.take('attention_bias', False) else ()
-  return _decoder(f) | {'norm': 'nonparametric_layernorm', 'norm_eps': 1e-5, 'bias': _bias(attn, False),
+  return decoder(f) | {'norm': 'nonparametric_layernorm', 'norm_eps': 1e-5, 'bias': _bias(attn, False),
                         'clip_qkv': float(f.take('clip_qkv', 0.0))}
 
 
 def _olmo2(f: Fields) -> Settings:
   attn = tuple('qkvo') if f.take('attention_bias', False) else ()
-  return _decoder(f, eps=1e-5) | {'qk_norm': 'full', 'scheme': 'res_norm', 'bias': _bias(attn, False)}
+  return decoder(f, eps=1e-5) | {'qk_norm': 'full', 'scheme': 'res_norm', 'bias': _bias(attn, False)}
 
 
 _GELUS = {'gelu': 'gelu', 'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh'}
@@ -167,6 +173,32 @@ def _vit(f: Fields) -> Settings:
       'norm': 'layernorm', 'norm_eps': f.number('layer_norm_eps', 1e-12, float), 'mlp': 'gelu', 'bias': 'all'}
 
 
+_BERT_HEADS = {name: head for head, name in theirs.BERT.items()} | {'BertForPreTraining': 'mlm'}
+_BERT_POOLER = ('pooler_fc_size', 'pooler_num_attention_heads', 'pooler_num_fc_layers', 'pooler_size_per_head',
+                'pooler_type')  # of a layer that we do not read
+
+
+def _bert(f: Fields) -> Settings:
+  f.only('hidden_act', ('gelu',), 'gelu')
+  f.only('position_embedding_type', ('absolute',), 'absolute')
+  f.only('directionality', ('bidi',), 'bidi')
+  f.only('is_decoder', (False,), False)
+  f.only('add_cross_attention', (False,), False)
+  for name in _BERT_POOLER:
+    f.take(name)
+  kind = f.take('architectures', ['BertModel'])
+  if not isinstance(kind, list) or len(kind) != 1 or kind[0] not in _BERT_HEADS:
+    raise f.refused('architectures', f'understood is one of {", ".join(_BERT_HEADS)}')
+  head, tied = _BERT_HEADS[kind[0]], bool(f.take('tie_word_embeddings', True))
+  return {
+      'family': 'encoder', 'causal': False, 'scheme': 'post', 'vocab_size': f.number('vocab_size', 30522),
+      'max_positions': f.number('max_position_embeddings', 512), 'type_vocab_size': f.number('type_vocab_size', 2),
+      'd_model': f.number('hidden_size', 768), 'd_ff': f.number('intermediate_size', 3072),
+      'num_layers': f.number('num_hidden_layers', 12), 'num_heads': f.number('num_attention_heads', 12),
+      'norm': 'layernorm', 'norm_eps': f.number('layer_norm_eps', 1e-12, float), 'mlp': 'gelu', 'bias': 'all',
+      'head': head, 'tie_embeddings': tied and head == 'mlm'}
+
+
 FAMILIES = {
     'llama': Family(_llama, names.LLAMA, theirs=theirs.llama, architecture='LlamaForCausalLM'),
     'mistral': Family(_mistral, names.LLAMA, theirs=theirs.mistral, architecture='MistralForCausalLM'),
@@ -178,21 +210,32 @@ FAMILIES = {
                    theirs=theirs.gpt2, architecture='GPT2LMHeadModel'),
     'vit': Family(_vit, names.VIT, ('vit.', ''), ('pooler.dense',), theirs=theirs.vit,
                   architecture='ViTForImageClassification'),
+    'bert': Family(
+        _bert, names.BERT, ('bert.', ''), ('embeddings.position_ids',), ('pooler.dense', 'cls.seq_relationship'),
+        (('LayerNorm.weight', 'LayerNorm.gamma'), ('LayerNorm.bias', 'LayerNorm.beta'),
+         ('cls.predictions.bias', 'cls.predictions.decoder.bias')), 'cls.predictions.decoder.weight',
+        theirs=theirs.bert),
 }
 
 
-def of(config: dict, where) -> tuple[Family, Settings]:
+VL = 'qwen2_5_vl'
+
+
+def of(config: dict, where, known: Mapping[str, Family] = FAMILIES) -> tuple[Family, Settings]:
   """The family and the settings that a config.json stands for.
 
   Raises UserError for an unknown model_type, and for a field that is missing, not understood or not known.
   """
   kind = config.get('model_type')
-  if kind not in FAMILIES:
-    raise UserError(f'{where}: model_type = {kind!r} is not known; known are {", ".join(FAMILIES)}.')
+  if kind == VL and VL not in known:
+    raise UserError(f'{where}: model_type = {kind!r} has two towers; lns_jax.interop.vl.load opens it, and '
+                    'experiments/vl_layers.py measures it.')
+  if kind not in known:
+    raise UserError(f'{where}: model_type = {kind!r} is not known; known are {", ".join(known)}.')
   if config.get('quantization_config'):
     raise UserError(f'{where}: quantization_config is not supported; give the folder with the weights as they were '
                     'before, or a .gguf file.')
-  family, fields = FAMILIES[kind], Fields(config, where)
+  family, fields = known[kind], Fields(config, where)
   settings = family.ours(fields)
   fields.finish()
   return family, settings

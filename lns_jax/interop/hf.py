@@ -1,10 +1,11 @@
 """Models that others have stored, as ours: one tensor at a time, each placed before the next is read."""
 
-import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from lns_jax.config import ModelConfig
 from lns_jax.errors import UserError
@@ -13,9 +14,11 @@ from lns_jax.interop.weights import Weights
 from lns_jax.layers import schemes
 
 RECORD = 'lns_jax'  # the field of config.json in which an export says what was folded, see `fold`
+THEIRS = 'max_sequence_length'  # a field that only the paper's code writes, and nobody reads
 
 
-def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=None) -> tuple[ModelConfig, dict]:
+def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=None,
+         known: Mapping[str, families.Family] = families.FAMILIES) -> tuple[ModelConfig, dict]:
   """(settings, parameters with one entry a layer).
 
   Args:
@@ -23,17 +26,22 @@ def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=No
     scheme: norm placement of weights that do not say theirs: those of the paper's code call themselves plain Llama.
     dtype: type that parameters are cast to, learned factors apart; as stored by default.
     sharding: where they are placed: one for all, or a tree; the default device by default.
+    known: the families that the weights may be of, by model_type.
 
   Raises:
     UserError: a field of config.json is not understood; a tensor is missing, misshapen, or one that no part of the
       model stands for.
   """
   where = weights.path / 'config.json' if weights.path.is_dir() else weights.path
-  family, settings = families.of(weights.config, where)
+  family, settings = families.of(weights.config, where, known)
+  if scheme is None and THEIRS in weights.config and RECORD not in weights.config:
+    logging.warning("%s is one of the paper's code, which does not say where the norms' factors are: it is opened as "
+                    'scheme %s; pass scheme=lns (import_hf.py --scheme=lns) for a model trained with LayerNorm Scaling.',
+                    where, settings.get('scheme', 'pre'))
   config = ModelConfig(**settings | ({} if scheme is None else {'scheme': scheme}))
   entries = names.table(config, family.rows)
   prefix = _prefix(weights, family)
-  stored = {e.ours: _stored(e.theirs, prefix, family) for e in entries}
+  stored = {e.ours: _stored(e.theirs, prefix, family, weights) for e in entries}
   _check(weights, config, entries, stored, family)
   _check_tie(weights, config, stored, prefix, family)
   return config, _params(weights, config, entries, stored, dtype, sharding)
@@ -45,9 +53,15 @@ def _prefix(weights: Weights, family: families.Family) -> str:
   return next((p for p in (usual, *others) if p and any(n.startswith(p) for n in weights.shapes)), others[-1])
 
 
-def _stored(name: str, prefix: str, family: families.Family) -> str:
+def _stored(name: str, prefix: str, family: families.Family, weights: Weights) -> str:
+  """What the file calls a tensor. Raises UserError for one that is there under two names and not twice the same."""
   usual = family.prefixes[0]
-  return prefix + name.removeprefix(usual) if name.startswith(usual) else name
+  name = prefix + name.removeprefix(usual) if name.startswith(usual) else name
+  found = [n for n in (name, *(name.replace(*a) for a in family.aliases if a[0] in name)) if n in weights.shapes]
+  for other in found[1:]:
+    if not np.array_equal(weights.get(other), weights.get(found[0])):
+      raise UserError(f'{weights.path}: {found[0]} and {other} are one tensor of the model, but they differ.')
+  return found[0] if found else name
 
 
 def _check(weights: Weights, config: ModelConfig, entries, stored: dict[str, str], family: families.Family):
@@ -55,28 +69,33 @@ def _check(weights: Weights, config: ModelConfig, entries, stored: dict[str, str
   parts = {}
   for e, shape in zip(entries, names.shapes(config).values()):
     wanted = jax.eval_shape(lambda x, e=e: e.write(x, config), shape).shape
-    parts.setdefault(stored[e.ours], []).append((*wanted[:-1], wanted[-1] * e.part[1]))
+    parts.setdefault(stored[e.ours], []).append(e.whole(wanted))
   for name, wanted in parts.items():
     if name not in weights.shapes:
       raise UserError(f'{weights.path} has no tensor {name}, which its config.json asks for.')
     if weights.shapes[name] != wanted[0]:
       raise UserError(f'{weights.path}: tensor {name} has shape {list(weights.shapes[name])}, where config.json asks '
                       f'for {list(wanted[0])}.')
-  tied = ('lm_head.weight',) if config.family == 'decoder' and config.tie_embeddings else ()
-  extra = sorted(n for n in weights.shapes if n not in parts and n not in tied
-                 and not any(n.endswith(e) or f'{e}.' in n for e in family.extras))
+  tied = (family.tied,) if config.tie_embeddings else ()
+  again = [n.replace(*a) for n in parts for a in family.aliases if a[0] in n]
+  others = [n for n in weights.shapes if n not in (*parts, *tied, *again)]
+  some_of = lambda names: [n for n in others if any(n.endswith(e) or f'{e}.' in n for e in names)]
+  extra = sorted({*others} - {*some_of(family.extras), *some_of(family.unused)})
   if extra:
     more = f' and {len(extra) - 1} more' if extra[1:] else ''
     raise UserError(f'{weights.path} has a tensor {extra[0]}{more} that no part of a {weights.config["model_type"]} '
                     'stands for.')
+  if unused := sorted(some_of(family.unused)):
+    logging.warning('%s: %s of no use here and left out.', weights.path,
+                    f"{', '.join(unused)} {'are' if unused[1:] else 'is'}")
 
 
 def _check_tie(weights: Weights, config: ModelConfig, stored, prefix: str, family: families.Family):
   """Refuses a head of its own in a model whose config says that the embedding is the head."""
-  if config.family != 'decoder' or not config.tie_embeddings or 'lm_head.weight' not in weights.shapes:
+  if not config.tie_embeddings or family.tied not in weights.shapes:
     return
-  if not np.array_equal(weights.get('lm_head.weight'), weights.get(stored['embed/table'])):
-    raise UserError(f'{weights.path}: config.json says tie_word_embeddings, but lm_head.weight is not the embedding; '
+  if not np.array_equal(weights.get(family.tied), weights.get(stored['embed/table'])):
+    raise UserError(f'{weights.path}: config.json says tie_word_embeddings, but {family.tied} is not the embedding; '
                     'set it to false to use the head.')
 
 

@@ -25,10 +25,13 @@ def load_run_config(workdir, step: int | None = None) -> tuple[int, config_lib.R
 
 
 def _checkpoints(workdir) -> pathlib.Path:
-  folder = files.absolute(workdir) / 'checkpoints'
-  if not folder.is_dir():
-    raise UserError(f'{workdir} is not a run folder: it has no checkpoints; give the --workdir of a run.')
-  return folder
+  where = files.absolute(workdir)
+  if not (where / 'checkpoints').is_dir():
+    others = (where / 'config.json').exists() or where.suffix == '.gguf'
+    raise UserError(f'{workdir} is not a run folder: it has no checkpoints; ' + (
+        f'import_hf.py --model={workdir} --workdir=FOLDER makes one of it.' if others else
+        'give the --workdir of a run.'))
+  return where / 'checkpoints'
 
 
 def is_run(path) -> bool:

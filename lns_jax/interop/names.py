@@ -38,25 +38,36 @@ PATCHES = Form(lambda x, c: x.transpose(2, 3, 1, 0).reshape(-1, x.shape[0]),
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """One leaf of ours. ours: its path; theirs: name of the tensor; part: (i, n), the i-th of n along its last axis."""
+  """One leaf of ours. ours: its path; theirs: name of the tensor; part: (i, n), the i-th of n along `axis` of it."""
 
   ours: str
   theirs: str
   form: Form = AS_IS
   part: tuple[int, int] = (0, 1)
+  axis: int = -1
 
   def read(self, tensor, config: ModelConfig):
     """The leaf, from the whole tensor."""
     i, n = self.part
-    width = tensor.shape[-1] // n
-    return self.form.ours(tensor[..., i * width:(i + 1) * width] if n > 1 else tensor, config)
+    if n > 1:
+      width = tensor.shape[self.axis] // n
+      within = [slice(None)] * tensor.ndim
+      within[self.axis] = slice(i * width, (i + 1) * width)
+      tensor = tensor[tuple(within)]
+    return self.form.ours(tensor, config)
 
   def write(self, leaf, config: ModelConfig):
     """The tensor, or its part, from the leaf."""
     return self.form.theirs(leaf, config)
 
+  def whole(self, part_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The tensor's shape, from that of its part."""
+    shape = list(part_shape)
+    shape[self.axis] *= self.part[1]
+    return tuple(shape)
 
-def _both(ours: str, theirs: str, form: Form, bias: bool = True) -> list[Entry]:
+
+def both(ours: str, theirs: str, form: Form, bias: bool = True) -> list[Entry]:
   """A matrix and its bias."""
   return [Entry(ours, f'{theirs}.weight', form)] + [Entry(f'{ours}_bias', f'{theirs}.bias')] * bias
 
@@ -76,12 +87,12 @@ def _llama() -> list[Entry]:
     rows += _norm(f'{ours}/{sub}_out_norm', f'{at}.{pre}')  # the paper's code, whose Post-LN models keep the names
     rows += _norm(f'{ours}/{sub}_res_norm', f'{at}.{res}')
   for n in 'qkv':
-    rows += _both(f'{ours}/attn/{n}', f'{at}.self_attn.{n}_proj', HEADS_IN)
-  rows += _both(f'{ours}/attn/o', f'{at}.self_attn.o_proj', HEADS_OUT)
+    rows += both(f'{ours}/attn/{n}', f'{at}.self_attn.{n}_proj', HEADS_IN)
+  rows += both(f'{ours}/attn/o', f'{at}.self_attn.o_proj', HEADS_OUT)
   for n in 'qk':
     rows += _norm(f'{ours}/attn/{n}_norm', f'{at}.self_attn.{n}_norm')
   for n in ('gate', 'up', 'down'):
-    rows += _both(f'{ours}/mlp/{n}', f'{at}.mlp.{n}_proj', LINEAR)
+    rows += both(f'{ours}/mlp/{n}', f'{at}.mlp.{n}_proj', LINEAR)
   return rows
 
 
@@ -94,8 +105,8 @@ def _gpt2() -> list[Entry]:
   for number, n in enumerate('qkv'):
     rows += [Entry(f'{ours}/attn/{n}', f'{at}.attn.c_attn.weight', COLUMNS, (number, 3)),
              Entry(f'{ours}/attn/{n}_bias', f'{at}.attn.c_attn.bias', AS_IS, (number, 3))]
-  rows += _both(f'{ours}/attn/o', f'{at}.attn.c_proj', ROWS)
-  rows += _both(f'{ours}/mlp/up', f'{at}.mlp.c_fc', AS_IS) + _both(f'{ours}/mlp/down', f'{at}.mlp.c_proj', AS_IS)
+  rows += both(f'{ours}/attn/o', f'{at}.attn.c_proj', ROWS)
+  rows += both(f'{ours}/mlp/up', f'{at}.mlp.c_fc', AS_IS) + both(f'{ours}/mlp/down', f'{at}.mlp.c_proj', AS_IS)
   return rows
 
 
@@ -110,16 +121,34 @@ def _vit() -> list[Entry]:
   rows += _norm(f'{ours}/attn_in_norm', f'{at}.layernorm_before')
   rows += _norm(f'{ours}/mlp_in_norm', f'{at}.layernorm_after')
   for n, name in (('q', 'query'), ('k', 'key'), ('v', 'value')):
-    rows += _both(f'{ours}/attn/{n}', f'{at}.attention.attention.{name}', HEADS_IN)
-  rows += _both(f'{ours}/attn/o', f'{at}.attention.output.dense', HEADS_OUT)
-  rows += _both(f'{ours}/mlp/up', f'{at}.intermediate.dense', LINEAR)
-  rows += _both(f'{ours}/mlp/down', f'{at}.output.dense', LINEAR)
+    rows += both(f'{ours}/attn/{n}', f'{at}.attention.attention.{name}', HEADS_IN)
+  rows += both(f'{ours}/attn/o', f'{at}.attention.output.dense', HEADS_OUT)
+  rows += both(f'{ours}/mlp/up', f'{at}.intermediate.dense', LINEAR)
+  rows += both(f'{ours}/mlp/down', f'{at}.output.dense', LINEAR)
   return rows
+
+
+def _bert() -> list[Entry]:
+  at, ours, head = 'bert.encoder.layer.{i}', 'layers/{l}', 'cls.predictions'
+  rows = [Entry(f'embed/{n}', f'bert.embeddings.{name}_embeddings.weight')
+          for n, name in (('table', 'word'), ('positions', 'position'), ('types', 'token_type'))]
+  rows += _norm('embed_norm', 'bert.embeddings.LayerNorm')
+  rows += _norm(f'{ours}/attn_out_norm', f'{at}.attention.output.LayerNorm')
+  rows += _norm(f'{ours}/mlp_out_norm', f'{at}.output.LayerNorm')
+  for n, name in (('q', 'query'), ('k', 'key'), ('v', 'value')):
+    rows += both(f'{ours}/attn/{n}', f'{at}.attention.self.{name}', HEADS_IN)
+  rows += both(f'{ours}/attn/o', f'{at}.attention.output.dense', HEADS_OUT)
+  rows += both(f'{ours}/mlp/up', f'{at}.intermediate.dense', LINEAR)
+  rows += both(f'{ours}/mlp/down', f'{at}.output.dense', LINEAR)
+  rows += both('head/dense', f'{head}.transform.dense', LINEAR) + _norm('head/norm', f'{head}.transform.LayerNorm')
+  rows += [Entry('head/table', f'{head}.decoder.weight'), Entry('head/bias', f'{head}.bias')]
+  return rows + both('head/span', 'qa_outputs', AS_IS)
 
 
 LLAMA = _llama()
 GPT2 = _gpt2()
 VIT = _vit()
+BERT = _bert()
 
 
 def flat(tree) -> dict:

@@ -52,12 +52,13 @@ def write(folder, shapes: Mapping[str, tuple[int, ...]], get: Callable[[str], np
   names = [WHOLE] if len(groups) == 1 else [
       WHOLE.replace('.', f'-{i:05d}-of-{len(groups):05d}.', 1) for i in range(1, len(groups) + 1)]
   for file, group in zip(names, groups, strict=True):
-    # Written as it lies in memory, whatever the strides say.
+    # The library writes what lies in memory, whatever the strides say.
     tensors = {name: np.ascontiguousarray(get(name)) for name in group}
     try:
       safetensors.numpy.save_file(tensors, folder / file, metadata={'format': 'pt'})
     except safetensors.SafetensorError as e:  # a full disk, in its own words
       raise OSError(f'{file}: {e}') from None
+    (folder / file).chmod(0o644)  # as other files have it; the library lets nobody else read
   if len(names) > 1:
     where = {name: file for file, group in zip(names, groups, strict=True) for name in group}
     files.write_json(folder / INDEX, {'metadata': {'total_size': sum(sizes.values())}, 'weight_map': where})

@@ -45,11 +45,11 @@ def import_model(model, workdir, *, scheme: str | None = None, retrofit: str = '
     config, params = fold.retrofit(config, layout.unstack(params), retrofit)
   run = _settings(config, tokenizer, seq_len)
   origin = {'path': str(files.absolute(model)), 'retrofit': retrofit or None, 'removed_layers': []}
-  if tokenizer is None:
-    corpus_hash = None
-  else:
+  corpus_hash = None
+  if tokenizer is not None:
     run = config_lib.changed(run, {'data': {'tokenizer': str(out / 'tokenizer')}})
-    corpus_hash = _corpus_hash(run, tokenizer)
+    if config.family == 'decoder':  # an encoder has no rows of its own
+      corpus_hash = _corpus_hash(run, tokenizer)
   save.write(out, run, layout.unstack(params), step=0, origin=origin, corpus_hash=corpus_hash,
              tokenizer=None if tokenizer is None else tokenizer.save)
   leaves = jax.tree.leaves(params)
@@ -65,9 +65,10 @@ def _settings(config: ModelConfig, tokenizer, seq_len: int) -> RunConfig:
     raise UserError(f'--seq_len={seq_len} is longer than the {longest} positions that the model is for.')
   groups = {'optimizer': {'name': 'adamw', 'lr': 2e-5, 'warmup_steps': 100, 'clip_norm': 1.0},
             'train': {'batch_size': 8}}
+  if config.reads_text:
+    groups['data'] = {'seq_len': seq_len or min(SEQ_LEN, longest)}
   if config.family == 'decoder':
-    groups['data'] = {'seq_len': seq_len or min(SEQ_LEN, longest),
-                      'add_bos': tokenizer is None or tokenizer.adds_bos}
+    groups['data']['add_bos'] = tokenizer is None or tokenizer.adds_bos
   return config_lib.changed(dataclasses.replace(RunConfig(), model=config), groups)
 
 

@@ -51,6 +51,19 @@ def vit(c: ModelConfig) -> dict:
       'label2id': {str(i): i for i in range(c.num_classes)}}
 
 
+BERT = {'none': 'BertModel', 'mlm': 'BertForMaskedLM', 'squad': 'BertForQuestionAnswering'}  # classes by model.head
+BERT_AUTO = {'none': 'AutoModel', 'mlm': 'AutoModelForMaskedLM', 'squad': 'AutoModelForQuestionAnswering'}
+
+
+def bert(c: ModelConfig) -> dict:
+  return {
+      'architectures': [BERT[c.head]], 'vocab_size': c.vocab_size, 'max_position_embeddings': c.max_positions,
+      'type_vocab_size': c.type_vocab_size, 'hidden_size': c.d_model, 'intermediate_size': c.d_ff,
+      'num_hidden_layers': c.num_layers, 'num_attention_heads': c.num_heads, 'layer_norm_eps': c.norm_eps,
+      'hidden_act': 'gelu', 'position_embedding_type': 'absolute', 'hidden_dropout_prob': 0.0,
+      'attention_probs_dropout_prob': 0.0, 'tie_word_embeddings': c.tie_embeddings or c.head != 'mlm'}
+
+
 def _decoder(c: ModelConfig) -> dict:
   """What the Llama-like classes have in common."""
   return {

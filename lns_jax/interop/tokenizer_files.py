@@ -34,7 +34,7 @@ def write(folder: pathlib.Path, origin: pathlib.Path, config: dict, tokenizer: t
   if tokenizer is None:
     return {}
   tokenizer.save(folder)
-  add_bos = tokenizer.bos_id is not None and (run is None or run.data.add_bos)
+  add_bos = tokenizer.adds_bos if run is None else tokenizer.bos_id is not None and run.data.add_bos
   told = {'add_bos_token': add_bos, 'add_eos_token': False}
   if isinstance(tokenizer, tokenizers.HFTokenizer):
     _put_bos(folder / 'tokenizer.json', tokenizer if add_bos else None)
@@ -44,7 +44,8 @@ def write(folder: pathlib.Path, origin: pathlib.Path, config: dict, tokenizer: t
   if run is not None:
     told['model_max_length'] = run.data.seq_len
   files.write_json(folder / 'tokenizer_config.json', told)
-  return {'bos_token_id': tokenizer.bos_id, 'eos_token_id': tokenizer.eos_id}
+  ends = list(tokenizer.eos_ids) if tokenizer.eos_ids[1:] else tokenizer.eos_id
+  return {'bos_token_id': tokenizer.bos_id, 'eos_token_id': ends}
 
 
 def _put_bos(path: pathlib.Path, tokenizer: tokenizers.HFTokenizer | None):

@@ -5,10 +5,18 @@ import typing
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lns_jax import config as config_lib
 from lns_jax.layers import param, rope
 from lns_jax.layers.norms import Norm, times, wide
+
+
+class Past(typing.NamedTuple):
+  """Where tokens stand that continue cached rows, see `lns_jax.models.decode`."""
+
+  taken: jax.Array  # int32 scalar: slots in use, behind which the tokens' own follow
+  first_B: jax.Array  # int32: the slot of each row's first token; those before it hold padding
 
 
 class Context(typing.NamedTuple):
@@ -18,30 +26,54 @@ class Context(typing.NamedTuple):
   cos_BTf: jax.Array | None  # f = head_dim / 2; None: positions are in the embedding
   sin_BTf: jax.Array | None
   step: jax.Array | float | None = None  # finished updates, for factors that grow with them
+  past: Past | None = None  # None: the rows are whole
+  windows_BT: jax.Array | None = None  # segments of the layers that divide an image into windows
 
 
-def context(config: config_lib.ModelConfig, x_BT: jax.Array, segment_ids_BT: jax.Array | None,
-            step: jax.Array | None = None) -> Context:
-  """Rotary tables and mask ingredients; positions restart at every segment.
+def context(config: config_lib.ModelConfig, x_BT: jax.Array, segment_ids: jax.Array | None = None,
+            step: jax.Array | None = None, past: Past | None = None, *, coordinates: jax.Array | None = None,
+            windows: jax.Array | None = None) -> Context:
+  """Rotary tables and mask ingredients.
 
   x_BT: tokens or the stream [B, T, ...], of which only T is read.
+  segment_ids: [B, T]; None: one document a row.
   step: finished updates while training; otherwise those of `config.ramp_step`.
+  past: of rows whose beginning is cached; they have no segments.
+  coordinates: [B, T, axes] positions; by default one axis, which restarts at every segment.
+  windows: [B, T] segments of the layers that divide an image into windows.
   """
   if step is None and config.ramp_step >= 0:
     step = float(config.ramp_step)
-  if config.family != 'decoder' or config.positions != 'rotary':
-    return Context(segment_ids_BT, None, None, step)
-  positions_BT = positions(x_BT.shape[1], segment_ids_BT)
+  if config.family in ('vit', 'encoder') or config.positions != 'rotary':
+    return Context(segment_ids, None, None, step, past)
+  if coordinates is None:
+    coordinates = positions(x_BT.shape[1], segment_ids, past)[..., None]
   dtype = jnp.promote_types(param.dtypes(config)[1], jnp.float32)
-  length_B1 = jnp.max(positions_BT, axis=1, keepdims=True) + 1
-  turn = rope.rotation(config.rope_base, config.head_dim // 2, config.rope_scaling, dtype, length_B1)
-  angles = positions_BT[..., None].astype(dtype) * turn.frequencies
-  return Context(segment_ids_BT, times(jnp.cos(angles), turn.factor), times(jnp.sin(angles), turn.factor), step)
+  length_B1 = jnp.max(coordinates, axis=(1, 2))[:, None] + 1
+  repeats = 2 if config.family == 'tower' else 1  # rows and columns of patches have the same frequencies
+  turn = rope.rotation(config.rope_base, config.head_dim // 2 // repeats, config.rope_scaling, dtype, length_B1)
+  frequencies = jnp.concatenate([turn.frequencies] * repeats, axis=-1)
+  angles = coordinates[..., axis_of(config, coordinates.shape[-1])].astype(dtype) * frequencies
+  cos, sin = times(jnp.cos(angles), turn.factor), times(jnp.sin(angles), turn.factor)
+  return Context(segment_ids, cos, sin, step, past, windows)
 
 
-def positions(T: int, segment_ids_BT: jax.Array | None) -> jax.Array:
-  """[B or 1, T] int32: 0, 1, ... from the start of each segment."""
+def axis_of(config: config_lib.ModelConfig, axes: int) -> np.ndarray:
+  """[head_dim / 2]: the axis of the coordinates that each frequency turns by; a single axis stands for all.
+
+  With M-RoPE (arXiv 2409.12191) the first ones turn by time, the next by row, the last by column; in a vision tower
+  half of them by row and half by column.
+  """
+  half = config.head_dim // 2
+  sections = (half // 2,) * 2 if config.family == 'tower' else config.rope_sections
+  return np.zeros(half, int) if axes == 1 or not sections else np.repeat(np.arange(len(sections)), sections)
+
+
+def positions(T: int, segment_ids_BT: jax.Array | None, past: Past | None = None) -> jax.Array:
+  """[B or 1, T] int32: 0, 1, ... from the start of each segment, or of the row that the tokens continue."""
   ids = jnp.arange(T)[None]
+  if past is not None:
+    return jnp.maximum(past.taken + ids - past.first_B[:, None], 0)
   if segment_ids_BT is None:
     return ids
   starts = jnp.pad(segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1], ((0, 0), (1, 0)))
@@ -57,19 +89,25 @@ def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
   return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTHh.dtype)
 
 
-def mask(config: config_lib.ModelConfig, ctx: Context, T: int, layer: int) -> jax.Array:
-  """[B or 1, T, T], True where a query (axis 1) of the layer may see a key (axis 2).
+def mask(config: config_lib.ModelConfig, ctx: Context, T: int, layer: int, S: int | None = None) -> jax.Array:
+  """[B or 1, T, S], True where a query (axis 1) of the layer may see a key (axis 2); S: slots of a cache, else T.
 
-  Its own document; of that, if causal, itself and its past; and of that the layer's window of last keys, itself
-  included, as transformers counts them.
+  Its own document, or window of an image; of that, if causal, itself and its past; and of that the layer's window of
+  last keys, itself included, as transformers counts them.
   """
-  ago = jnp.arange(T)[:, None] - jnp.arange(T)
+  taken = 0 if ctx.past is None else ctx.past.taken
+  ago = (taken + jnp.arange(T))[:, None] - jnp.arange(T if S is None else S)
   seen = ago >= (0 if config.causal else -T)
-  if config.window(layer):
+  parts_BT = ctx.segment_ids_BT
+  if config.window(layer) and config.family == 'tower':
+    parts_BT = ctx.windows_BT
+  elif config.window(layer):
     seen &= ago < config.window(layer)
-  if ctx.segment_ids_BT is None:
+  if ctx.past is not None:
+    return seen & (jnp.arange(S) >= ctx.past.first_B[:, None])[:, None]
+  if parts_BT is None:
     return seen[None]
-  return seen & (ctx.segment_ids_BT[:, :, None] == ctx.segment_ids_BT[:, None, :])
+  return seen & (parts_BT[:, :, None] == parts_BT[:, None, :])
 
 
 def clip(x: jax.Array, limit: float) -> jax.Array:
@@ -117,6 +155,22 @@ class Attention(nn.Module):
     q_BTHh = qk_norm(c, 'q_norm', project('q', q, 'heads'))
     k_BSKh = qk_norm(c, 'k_norm', project('k', k, 'kv_heads'))
     v_BSKh = project('v', v, 'kv_heads')
-    seen_BTS = mask(c, ctx, x_BTD.shape[1], layer)
-    heads_BTHh = attend(rotate(q_BTHh, ctx), rotate(k_BSKh, ctx), v_BSKh, seen_BTS)
+    k_BSKh, v_BSKh = self.cached(ctx, rotate(k_BSKh, ctx), v_BSKh)
+    seen_BTS = mask(c, ctx, x_BTD.shape[1], layer, k_BSKh.shape[1])
+    heads_BTHh = attend(rotate(q_BTHh, ctx), k_BSKh, v_BSKh, seen_BTS)
     return param.biased(self, 'o', param.dot('BTHh,HhD->BTD', heads_BTHh, o), 'norm')
+
+  def cached(self, ctx: Context, k_BTKh: jax.Array, v_BTKh: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [B, S, K, h] of all slots of a cache, the new ones put in; without a cache the new ones.
+
+    The cache is the collection 'cache' of variables: 'k' [B * K, S, h] and 'v' [B * K, h, S], as the products of
+    `attend` read them on a CPU, so that a step neither copies nor transposes what is there.
+    """
+    if not self.has_variable('cache', 'k'):
+      return k_BTKh, v_BTKh
+    B, T, K, h = k_BTKh.shape
+    k, v = self.variable('cache', 'k'), self.variable('cache', 'v')
+    put = jax.lax.dynamic_update_slice_in_dim
+    k.value = put(k.value, k_BTKh.swapaxes(1, 2).reshape(B * K, T, h), ctx.past.taken, axis=1)
+    v.value = put(v.value, v_BTKh.transpose(0, 2, 3, 1).reshape(B * K, h, T), ctx.past.taken, axis=2)
+    return k.value.reshape(B, K, -1, h).swapaxes(1, 2), v.value.reshape(B, K, h, -1).transpose(0, 3, 1, 2)

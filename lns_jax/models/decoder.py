@@ -42,16 +42,21 @@ def ends(config: config_lib.ModelConfig) -> dict[str, nn.Module]:
           | ({'positions': Positions(config)} if config.positions == 'learned' else {}))
 
 
-def embed(config: config_lib.ModelConfig, params, tokens_BT: jax.Array, segment_ids_BT=None) -> jax.Array:
-  """[B, T] -> [B, T, D] in the compute type. Raises UserError for more positions than are learned."""
+def embed(config: config_lib.ModelConfig, params, tokens_BT: jax.Array, segment_ids_BT=None, past=None) -> jax.Array:
+  """[B, T] -> [B, T, D] in the compute type. Raises UserError for more positions than are learned.
+
+  tokens_BT: ids; or rows of the table themselves, floats [B, T, D], among which those of images may stand.
+  past: of rows whose beginning is cached, an `attention.Past`; whoever has one knows how long they may grow.
+  """
   dtype, T = param.dtypes(config)[1], tokens_BT.shape[1]
-  x_BTD = params['embed']['table'][tokens_BT].astype(dtype)
+  given = jnp.issubdtype(tokens_BT.dtype, jnp.floating)
+  x_BTD = (tokens_BT if given else params['embed']['table'][tokens_BT]).astype(dtype)
   if config.positions != 'learned':
     return x_BTD
-  if T > config.max_positions:
+  if past is None and T > config.max_positions:
     raise UserError(f'rows of {T} tokens are longer than the {config.max_positions} positions that the model has '
                     'learned (model.max_positions).')
-  return x_BTD + params['positions']['table'][attention.positions(T, segment_ids_BT)].astype(dtype)
+  return x_BTD + params['positions']['table'][attention.positions(T, segment_ids_BT, past)].astype(dtype)
 
 
 def head_table(config: config_lib.ModelConfig, params) -> jax.Array:

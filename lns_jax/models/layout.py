@@ -53,12 +53,12 @@ def stack(tree, config: config_lib.ModelConfig):
   def change(layers):
     if layers.keys() == names.keys():
       return layers
-    layers = _single(layers)
+    layers = single(layers)
     return {name: jax.tree.map(lambda *x: jnp.stack(x), *(layers[str(l)] for l in run)) for name, run in names.items()}
   return _convert(tree, change)
 
 
-def _single(layers: dict) -> dict:
+def single(layers: dict) -> dict:
   """A `layers` dictionary with one entry a layer."""
   if not is_stacked(layers):
     return layers
@@ -68,7 +68,7 @@ def _single(layers: dict) -> dict:
 
 def unstack(tree):
   """Stacked -> canonical. A canonical tree is returned as it is."""
-  return _convert(tree, _single)
+  return _convert(tree, single)
 
 
 def native(tree, config: config_lib.ModelConfig):

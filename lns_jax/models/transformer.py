@@ -1,7 +1,7 @@
 """A model: input, blocks, final norm, head, as pure functions of (config, params, input).
 
 The families differ in what lies before and behind the blocks, and in nothing else: each is a module (`decoder`,
-`vit`) with the same functions, which `family` finds.
+`vit`, `encoder`, `tower`) with the same functions, which `family` finds.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from lns_jax import config as config_lib
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, block, completep, param, schemes
 from lns_jax.layers.norms import Norm, times, wide
-from lns_jax.models import decoder, layout, vit
+from lns_jax.models import decoder, encoder, layout, tower, vit
 
 # From a block's `out` to what the caller wants of it; called inside the loop over layers.
 Read = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
@@ -27,7 +27,7 @@ STREAM = ('batch', 'seq', 'stream')  # logical axes of x_BTD
 DRAWS = ('embed', 'final_norm', 'head', 'embed_norm', 'positions')
 
 
-FAMILIES = {'decoder': decoder, 'vit': vit}
+FAMILIES = {'decoder': decoder, 'vit': vit, 'encoder': encoder, 'tower': tower}
 
 
 def family(config: config_lib.ModelConfig):
@@ -36,17 +36,34 @@ def family(config: config_lib.ModelConfig):
 
 
 def inputs(config: config_lib.ModelConfig, batch: Mapping[str, jax.Array]) -> jax.Array:
-  """What the model reads of a batch. Raises UserError when the batch has none of it."""
+  """What the model reads of a batch, with 'token_types' where it has them, as of `typed`.
+
+  Raises UserError when the batch has none of it.
+  """
   name = family(config).INPUT
   if name not in batch:
     raise UserError(f'a model of family {config.family} reads {name!r}, but the batch has {sorted(batch)}.')
-  return batch[name]
+  return typed(config, batch[name], batch.get('token_types'))
+
+
+def typed(config: config_lib.ModelConfig, tokens: jax.Array, token_types: jax.Array | None):
+  """tokens, or `encoder.Typed` with their types. Raises UserError for types of a model that has none."""
+  if token_types is None:
+    return tokens
+  if config.family != 'encoder':
+    raise UserError(f'token_types belong to model.family = encoder; a model of family {config.family} takes none.')
+  return encoder.Typed(tokens, token_types)
+
+
+def placement(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+  """What a batch says of where tokens stand and which see each other, as keywords of `attention.context`."""
+  return {name: batch[name] for name in ('segment_ids', 'coordinates', 'windows') if name in batch}
 
 
 def _modules(config: config_lib.ModelConfig) -> dict[str, tuple[nn.Module, tuple]]:
   """Everything outside the blocks, with the arguments that initialise it."""
   x = jnp.zeros((1, 1, config.d_model), param.dtypes(config)[1])
-  norms = ['final_norm'] + ['embed_norm'] * schemes.has(config, 'embed_norm')
+  norms = ['final_norm'] * config.has_final_norm + ['embed_norm'] * config.has_embed_norm
   return {name: (Norm(config), (x,)) for name in norms} | {n: (m, ()) for n, m in family(config).ends(config).items()}
 
 
@@ -99,7 +116,7 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
     x_BTD = x_BTD.astype(wide(x_BTD))
     mean = lambda v: jnp.sum(w_BT * jnp.mean(v, axis=-1)) / jnp.sum(w_BT)
     return mean(jnp.square(x_BTD - mean(x_BTD)))
-  x_BTD, ctx = enter(config, params, inputs(config, batch), batch.get('segment_ids'))
+  x_BTD, ctx = enter(config, params, inputs(config, batch), **placement(batch))
   def layer(carry, p):
     x_BTD, square = carry
     for sub in schemes.SUBLAYERS:  # the second pass through the block has both factors
@@ -113,21 +130,26 @@ def _profiled(config: config_lib.ModelConfig, params, batch):
   return layout.native(stacked | {'layers': {name: jax.lax.scan(layer, start, of_layers)[1]}}, config)
 
 
-def enter(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids_BT=None,
-          step=None) -> tuple[jax.Array, attention.Context]:
-  """tokens or images -> (the stream that enters layer 1, [B, T, D] in the compute type; what every layer shares).
+def enter(config: config_lib.ModelConfig, params, tokens, segment_ids=None, step=None,
+          past: attention.Past | None = None, **placed) -> tuple[jax.Array, attention.Context]:
+  """What `inputs` gives -> (the stream that enters layer 1, [B, T, D] in the compute type; what every layer shares).
 
-  step: as of `stream`.
+  segment_ids, placed: see `placement`. step: as of `stream`. past: of rows of text whose beginning is cached, see
+  `lns_jax.models.decode`.
   """
-  x_BTD = family(config).embed(config, params, tokens, segment_ids_BT)
-  if schemes.has(config, 'embed_norm'):
+  if past is None:
+    x_BTD = family(config).embed(config, params, tokens, segment_ids)
+  else:
+    x_BTD = decoder.embed(config, params, tokens, past=past)
+  if config.has_embed_norm:
     x_BTD = Norm(config).apply({'params': params.get('embed_norm', {})}, x_BTD)
-  return nn.with_logical_constraint(x_BTD, STREAM), attention.context(config, x_BTD, segment_ids_BT, step)
+  return nn.with_logical_constraint(x_BTD, STREAM), attention.context(config, x_BTD, segment_ids, step, past, **placed)
 
 
 def final_norm(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
-  """Last stream -> what the head reads: the final norm of it, never scaled by a scheme's factor."""
-  x_BTD = Norm(config).apply({'params': params.get('final_norm', {})}, x_BTD)
+  """Last stream -> what the head reads: the final norm of it, if there is one, never scaled by a scheme's factor."""
+  if config.has_final_norm:
+    x_BTD = Norm(config).apply({'params': params.get('final_norm', {})}, x_BTD)
   if schemes.has(config, 'completep'):
     x_BTD = times(x_BTD, 1 / completep.width(config))
   return x_BTD
@@ -154,6 +176,36 @@ def run_factors(config: config_lib.ModelConfig, run: layout.Run) -> dict[str, sc
   return {sub: schemes.Factors(*(merge(sub, f) for f in schemes.FACTORS)) for sub in schemes.SUBLAYERS}
 
 
+def walk(config: config_lib.ModelConfig, trees: dict, x_BTD: jax.Array, step: Callable):
+  """All blocks in turn.
+
+  Args:
+    trees: what each layer has, a tree under its name, in either layout: params['layers'], or more beside them.
+    step: (tree, x_BTD, layer id, factors or None) -> (x_BTD, what is kept); the factors are those of a scanned layer.
+
+  Returns (the stream after the last block, {name as of `trees`: kept}).
+  """
+  kept = {}
+  if not layout.is_stacked(trees):
+    for l in config.layer_ids:
+      x_BTD, kept[str(l)] = _remat(config, lambda t, x, l=l: step(t, x, l, None))(trees[str(l)], x_BTD)
+    return x_BTD, kept
+  for run in layout.runs(config):
+    name = layout.run_name(run)
+    x_BTD, kept[name] = _scan_run(config, trees[name], x_BTD, run, step)
+  return x_BTD, kept
+
+
+def _scan_run(config, stacked, x_BTD, run: layout.Run, step: Callable):
+  k = run_factors(config, run)
+  vectors = {sub: {f: v for f, v in vars(k[sub]).items() if not isinstance(v, float)} for sub in k}
+  def body(x, scanned):
+    tree, scalars = scanned
+    override = {sub: schemes.Factors(**{**vars(k[sub]), **scalars[sub]}) for sub in k}
+    return step(tree, x, run[0], override)
+  return jax.lax.scan(_remat(config, body, in_scan=True), x_BTD, (stacked, vectors))
+
+
 def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attention.Context, read: Read):
   """All blocks in turn.
 
@@ -161,40 +213,21 @@ def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attent
     x_BTD: the stream after the last block.
     kept: {layer id: what `read` kept of that block's `out`}.
   """
-  kept = {}
-  if not layout.is_stacked(params['layers']):
-    for l in config.layer_ids:
-      step = _remat(config, lambda p, x, l=l: _block(config, p, x, ctx, l, read))
-      x_BTD, kept[l] = step(params['layers'][str(l)], x_BTD)
-    return x_BTD, kept
-  for run in layout.runs(config):
-    x_BTD, stacked = _scan_run(config, params['layers'][layout.run_name(run)], x_BTD, ctx, run, read)
-    kept |= {l: jax.tree.map(lambda v, i=i: v[i], stacked) for i, l in enumerate(run)}
-  return x_BTD, kept
+  def step(p, x, layer, override):
+    x, out = block.Block(config).apply({'params': p}, x, ctx, layer, override)
+    return nn.with_logical_constraint(x, STREAM), read(out)
+  x_BTD, kept = walk(config, params['layers'], x_BTD, step)
+  return x_BTD, {int(l): of_layer for l, of_layer in layout.single(kept).items()}
 
 
-def _block(config, p, x_BTD, ctx, layer: int, read: Read, override=None):
-  x_BTD, out = block.Block(config).apply({'params': p}, x_BTD, ctx, layer, override)
-  return nn.with_logical_constraint(x_BTD, STREAM), read(out)
-
-
-def _scan_run(config, stacked, x_BTD, ctx, run: layout.Run, read: Read):
-  k = run_factors(config, run)
-  vectors = {sub: {f: v for f, v in vars(k[sub]).items() if not isinstance(v, float)} for sub in k}
-  def step(x, scanned):
-    p, scalars = scanned
-    override = {sub: schemes.Factors(**{**vars(k[sub]), **scalars[sub]}) for sub in k}
-    return _block(config, p, x, ctx, run[0], read, override)
-  return jax.lax.scan(_remat(config, step, in_scan=True), x_BTD, (stacked, vectors))
-
-
-def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids_BT=None,
-           read: Read = lambda out: {}, step=None):
+def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids=None,
+           read: Read = lambda out: {}, step=None, **placed):
   """Embedding and blocks. Returns (stream before the final norm [B, T, D], {0: {'out': embedding}, l: kept}).
 
+  segment_ids, placed: see `placement`.
   step: finished updates while training, which ProRes' factors grow with; else `config.ramp_step` says.
   """
-  x_BTD, ctx = enter(config, params, tokens, segment_ids_BT, step)
+  x_BTD, ctx = enter(config, params, tokens, segment_ids, step, **placed)
   kept = {0: read({'out': x_BTD})}
   x_BTD, per_layer = layers(config, params, x_BTD, ctx, read)
   return x_BTD, kept | per_layer
@@ -202,25 +235,31 @@ def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_id
 
 def before_head(config: config_lib.ModelConfig, params, batch, read: Read = lambda out: {}, step=None):
   """What the head reads of a batch: (final norm of the last stream [B, T, D], kept as of `stream`)."""
-  x_BTD, kept = stream(config, params, inputs(config, batch), batch.get('segment_ids'), read, step)
+  x_BTD, kept = stream(config, params, inputs(config, batch), read=read, step=step, **placement(batch))
   return final_norm(config, params, x_BTD), kept
 
 
-def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None) -> jax.Array:
+def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None, token_types=None,
+            **placed) -> jax.Array:
   """tokens [B, T] -> logits [B, T, V] float32; or images [B, S, S, C] -> logits [B, classes].
 
-  Segment 0 is padding; positions restart at each segment.
+  Segment 0 is padding; positions restart at each segment. Of an encoder: token_types [B, T] are 0 by default; with
+  model.head = squad the logits are [B, T, 2], with none there are none, which is a UserError. placed: 'coordinates',
+  'windows' as of `attention.context`.
   """
-  x_BTD, _ = stream(config, params, tokens, segment_ids)
+  x_BTD, _ = stream(config, params, typed(config, tokens, token_types), segment_ids, **placed)
   return head(config, params, x_BTD)
 
 
-def states(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None) -> jax.Array:
+def states(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None, token_types=None,
+           **placed) -> jax.Array:
   """The residual stream [L+1, B, T, D]: the embedding, then after each block, all before the final norm.
 
   tokens [B, T]; or images [B, S, S, C] of a ViT, whose T are the CLS token, if it has one, and the patches in rows.
+  placed: as of `forward`.
   """
-  _, kept = stream(config, params, tokens, segment_ids, read=lambda out: {'out': out['out']})
+  _, kept = stream(config, params, typed(config, tokens, token_types), segment_ids,
+                   lambda out: {'out': out['out']}, **placed)
   return jnp.stack([kept[l]['out'] for l in (0, *config.layer_ids)])
 
 
@@ -234,7 +273,7 @@ def apply(config: config_lib.ModelConfig, params, batch: Mapping[str, jax.Array]
   """Logits and the named intermediates.
 
   Args:
-    batch: 'tokens' [B, T] and optionally 'segment_ids'; or 'images' [B, S, S, C].
+    batch: 'tokens' [B, T] and optionally 'segment_ids', of an encoder 'token_types'; or 'images' [B, S, S, C].
     taps: names or patterns such as 'layers/7/attn_out', 'layers/*/out', 'embed'; see `tap_names`.
 
   Returns:
@@ -250,8 +289,8 @@ def apply(config: config_lib.ModelConfig, params, batch: Mapping[str, jax.Array]
       raise UserError(f"no intermediate is called {t!r}; there are 'embed' and layers/l/field with field one of "
                       f"{', '.join(n.split('/')[2] for n in names[1:10])}.")
   fields = {n.split('/')[-1] for n in wanted} - {'embed'} | {'out'}
-  x_BTD, kept = stream(config, params, inputs(config, batch), batch.get('segment_ids'),
-                       read=lambda out: {f: v for f, v in out.items() if f in fields})
+  x_BTD, kept = stream(config, params, inputs(config, batch),
+                       read=lambda out: {f: v for f, v in out.items() if f in fields}, **placement(batch))
   find = lambda n: kept[0]['out'] if n == 'embed' else kept[int(n.split('/')[1])][n.split('/')[2]]
   return head(config, params, x_BTD), {n: find(n) for n in wanted}
 

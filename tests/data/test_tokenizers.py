@@ -1,27 +1,14 @@
 """Tokenizers give text back, never add special tokens, and know how many bytes each token stands for."""
 
-import io
 import json
 import math
 
 import numpy as np
 import pytest
-import sentencepiece
 
-from lns_jax.data import tokenizers
+from lns_jax.data import tokenizer_kinds, tokenizers
 from lns_jax.errors import UserError
-
-TEXT = 'The naïve café — “déjà vu” of 東京, 12345 times.\n\n  def f(x):\n    return x ** -0.5\t# 🙂\r\n'
-CORPUS = [TEXT, 'so it is and so it was, ' * 40, 'the curse of depth in large language models. ' * 30]
-
-
-def sentencepiece_of(path, **options):
-  model = io.BytesIO()
-  sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(CORPUS * 20), model_writer=model, vocab_size=400, byte_fallback=True,
-      model_type='bpe', hard_vocab_limit=False, minloglevel=2, **options)
-  path.write_bytes(model.getvalue())
-  return tokenizers.load(path)
+from tokenizer_cases import CORPUS, LIKE_LLAMA, TEXT, sentencepiece_model
 
 
 @pytest.fixture(scope='module', params=['bpe', 'byte', 'sentencepiece', 'llama'])
@@ -30,9 +17,9 @@ def tokenizer(request, tmp_path_factory):
     return tokenizers.train_bpe(CORPUS, 400)
   if request.param == 'byte':
     return tokenizers.byte_tokenizer()
-  like_llama = {'normalization_rule_name': 'identity', 'remove_extra_whitespaces': False}
-  options = like_llama if request.param == 'llama' else {}
-  return sentencepiece_of(tmp_path_factory.mktemp('sp') / 'my.model', **options)
+  path = tmp_path_factory.mktemp('sp') / 'my.model'
+  path.write_bytes(sentencepiece_model(**LIKE_LLAMA if request.param == 'llama' else {}))
+  return tokenizers.load(path)
 
 
 def test_the_same_texts_give_the_same_bpe():
@@ -80,7 +67,7 @@ def test_bits_per_byte_of_a_known_loss():
 def test_pieces_of_a_long_document_have_the_ids_of_the_whole(tokenizer, monkeypatch):
   whole = tokenizer.encode(TEXT * 20).tolist()
   for size, step in ((64, 7), (100, 1000), (333, 50)):
-    monkeypatch.setattr(tokenizers, 'PIECE_CHARS', size)
+    monkeypatch.setattr(tokenizer_kinds, 'PIECE_CHARS', size)
     chunks = [(TEXT * 20)[i:i + step] for i in range(0, len(TEXT * 20), step)]
     pieces = list(tokenizer.pieces(chunks))
     assert len(pieces) > 3 and max(map(len, pieces)) <= size
@@ -88,7 +75,7 @@ def test_pieces_of_a_long_document_have_the_ids_of_the_whole(tokenizer, monkeypa
 
 
 def test_a_run_without_a_space_is_cut_too(tokenizer, monkeypatch):
-  monkeypatch.setattr(tokenizers, 'PIECE_CHARS', 10)
+  monkeypatch.setattr(tokenizer_kinds, 'PIECE_CHARS', 10)
   assert list(tokenizer.pieces(['a' * 25])) == ['a' * 10, 'a' * 10, 'a' * 5]
   assert list(tokenizer.pieces(['a' * 10])) == ['a' * 10]
   assert list(tokenizer.pieces([''])) == ['']

@@ -15,7 +15,7 @@ from lns_jax.layers import schemes
 from lns_jax.models import layout, transformer
 from tiny import batch, model, params
 
-TOKENS = batch(rows=2, T=8)['tokens']
+TOKENS = batch(rows=2, T=8, vocab=64)['tokens']
 NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm')
 # What keeps each of the others from being a plain decoder, in the words of the sentence.
 REFUSED = {
@@ -23,13 +23,15 @@ REFUSED = {
     'lns_after_sum': 'the sum', 'sandwich': 'more than one place', 'peri': 'more than one place', 'mix': 'one kind',
     'keel': 'one kind', 'group_ln': 'groups',
 }
+# Schemes whose factors go elsewhere where the norm is another one; the rest of the table is in the slow tier.
+OTHER_NORMS = ('lns', 'lns_init', 'lns_learned', 'res_norm_lns', 'completep', 'group_ln')
 SETTINGS = {'completep': {'base_width': 16, 'base_depth': 1}, 'prores': {'ramp_step': 1500}}
 
 
 def tiny(scheme, **changes):
   """Four layers, so that mix has a Post-LN one, and every bias there is."""
   sizes = {'num_layers': 4, 'd_model': 32, 'd_ff': 48}
-  return model(**{'scheme': scheme, 'bias': 'all', **sizes, **SETTINGS.get(scheme, {}), **changes})
+  return model(**{'vocab_size': 64, 'scheme': scheme, 'bias': 'all', **sizes, **SETTINGS.get(scheme, {}), **changes})
 
 
 def logits(config, p):
@@ -40,8 +42,9 @@ def bits(tree):
   return {jax.tree_util.keystr(path): np.asarray(x).tobytes() for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-@pytest.mark.parametrize('norm', NORMS)
-@pytest.mark.parametrize('scheme', schemes.SCHEMES)
+@pytest.mark.parametrize('scheme, norm', [
+    (s, n) if n == 'rmsnorm' or s in OTHER_NORMS else pytest.param(s, n, marks=pytest.mark.slow)
+    for s in schemes.SCHEMES for n in NORMS])
 def test_the_plain_model_has_the_same_logits_or_the_scheme_is_refused(scheme, norm):
   try:
     config = tiny(scheme, norm=norm)
@@ -61,7 +64,7 @@ def test_the_plain_model_has_the_same_logits_or_the_scheme_is_refused(scheme, no
   assert jax.tree.map(jnp.shape, q) == shapes, 'not the parameters of a plain model'
   assert json.loads(json.dumps(record)) == record and record['scheme'] == scheme
   wanted, found = logits(config, p), logits(plain, q)
-  assert np.abs(found - wanted).max() <= 1e-5 and np.abs(wanted).max() > 1
+  assert np.abs(found - wanted).max() <= 1e-5 and np.abs(wanted).max() > 0.5
   if scheme in ('lns', 'lns_learned', 'lns_stabilised') and norm != 'nonparametric_layernorm':
     np.testing.assert_array_equal(found, wanted)  # the same multiplications
 

@@ -239,13 +239,16 @@ def test_parameters_are_placed_as_asked(tmp_path):
   assert all(x.sharding == everywhere for x in jax.tree.leaves(params))
 
 
-def test_a_checkpoint_of_the_papers_code_takes_its_scheme_from_the_caller(tmp_path):
+def test_a_checkpoint_of_the_papers_code_takes_its_scheme_from_the_caller(tmp_path, caplog):
   # such a config.json says plain llama, and the factor is not in the weights; the reference multiplies by hooks
   found, arrays = hf_fixtures.fixture('llama_gqa')
   weights = {n.removeprefix('weight/'): x for n, x in arrays.items() if n.startswith('weight/')}
   path = write(tmp_path / 'theirs', found['config'] | {'model_type': 'llama', 'max_sequence_length': 64}, [weights])
   for scheme, name in ((None, 'logits'), ('lns', 'lns_logits')):
-    config, params, _ = lns_jax.load(path, scheme=scheme)
+    caplog.clear()
+    with caplog.at_level('WARNING', 'absl'):
+      config, params, _ = lns_jax.load(path, scheme=scheme)
+    assert ('scheme=lns' in caplog.text) == (scheme is None)
     assert config.scheme == (scheme or 'pre')
     np.testing.assert_allclose(run(config, params, arrays['tokens'])[0], arrays[name], **CLOSE)
   config, params, _ = lns_jax.load(path, scheme='post')

@@ -17,19 +17,20 @@ from lns_jax.interop import save as save_lib
 from lns_jax.interop.load import load_run_config
 from lns_jax.models import layout
 from lns_jax.train import checkpoint, run_info
+import tiny
 from tiny import batch, model, params
 
 VIT = dict(family='vit', causal=False, vocab_size=32000, image_size=8, patch_size=4, channels=1, num_classes=5)
 
 
-def run_folder(folder, config, step: int = 7):
-  """A run folder as training leaves it, of a model that nobody trained."""
+def run_folder(folder, config, step: int = 7, params=None, tokenizer=None):
+  """A run folder as training leaves it, of a model that nobody trained: given parameters, or random gains."""
   folder.mkdir()
   values = config_lib.to_dict(RunConfig(model=config))
   (folder / 'run_info.json').write_text(json.dumps(run_info.collect(values, 'c0ffee')))
   if config.family == 'decoder':
-    tokenizers.byte_tokenizer().save(folder / 'tokenizer')
-  canonical = layout.unstack(params(config))
+    (tokenizer or tokenizers.byte_tokenizer()).save(folder / 'tokenizer')
+  canonical = layout.unstack(tiny.params(config) if params is None else params)
   with checkpoint.Checkpointer(folder / 'checkpoints', CheckpointConfig()) as saver:
     saver.save(step, params=canonical, opt_state={'mu': np.zeros(2)}, data={'step': step}, config=values)
   return folder
