@@ -15,7 +15,7 @@ from lns_jax.depth import theory
 from lns_jax.errors import UserError
 from lns_jax.interop import quantise
 from lns_jax.layers import param
-from lns_jax.models import layout, transformer
+from lns_jax.models import decode, layout, transformer
 from lns_jax.train import loop
 from test_cli import command
 from tiny import batch, leaves_close, model
@@ -170,6 +170,15 @@ def test_measures_of_depth_see_the_dequantised_model():
   same = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
   same(*(lns_jax.depth.variance(config, q, [BATCH]).value for q in (small, dequantised(small))))
   same(*(theory.constants(config, q, 8).sigma for q in (small, dequantised(small))))
+
+
+def test_decoding_with_a_cache_gives_the_logits_of_the_whole_row():
+  config = tiny(loop='scan')
+  small = quantise.int8(params(config))
+  _, cache = decode.extend(config, small, BATCH['tokens'][:, :7], decode.init(config, 2, 8))
+  last, _ = decode.extend(config, small, BATCH['tokens'][:, 7:], cache)
+  whole = transformer.forward(config, small, BATCH['tokens'])
+  np.testing.assert_allclose(last[:, -1], whole[:, -1], rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_are_refused():
