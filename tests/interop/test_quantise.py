@@ -197,6 +197,7 @@ def run(text, tmp_path_factory):  # noqa: F811
   return workdir
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_run_in_int8_is_near_its_own_on_the_same_rows(run):
   before, found = runs.evaluate(run), runs.evaluate(run, int8=True)
   assert before['loss'] < 4.5  # of a uniform guess's 5.55: it has learned something that could be lost
