@@ -211,6 +211,7 @@ def test_the_loss_of_a_run_in_int8_is_near_its_own_on_the_same_rows(run):
   assert not {'quantise', 'difference'} & set(before)
 
 
+@pytest.mark.slow
 def test_the_command_knows_int8_alone(run):
   bad = command('experiments/evaluate.py', f'--workdir={run}', '--quantise=int4')
   assert bad.returncode == 1 and 'int8' in bad.stderr and len(bad.stderr.splitlines()) == 1
