@@ -44,10 +44,11 @@ setuptools.setup(
         'hf': ['safetensors>=0.5'],
         'gguf': ['gguf>=0.17'],
         'eval': ['lm-eval>=0.4.13'],
+        'quant': ['qwix>=0.1.8'],
         'vision': ['scikit-learn>=1.4'],  # its digits
         'tsne': ['scikit-learn>=1.4'],
         'test': ['pytest>=8', 'pytest-xdist>=3', 'nbclient>=0.10', 'ipykernel>=6', 'scikit-learn>=1.4', 'safetensors>=0.5',
-                 'gguf>=0.17', 'lm-eval>=0.4.13'],
+                 'gguf>=0.17', 'lm-eval>=0.4.13', 'qwix>=0.1.8'],
         'parity': ['torch>=2.6', 'transformers>=4.50'],
     },
 )

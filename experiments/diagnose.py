@@ -10,7 +10,8 @@ from absl import flags
 
 from lns_jax import cli
 
-MODEL = flags.DEFINE_list('model', None, 'Run folders, separated by commas.')
+MODEL = flags.DEFINE_list(
+    'model', None, 'Run folders, Hugging Face folders or .gguf files, separated by commas.')
 OUT = flags.DEFINE_string('out', None, 'Folder for the results.')
 TEXT = flags.DEFINE_string(
     'text', '', "File or folder of text, embedded, or tfds:NAME; a run's own validation split by default.")

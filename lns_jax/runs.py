@@ -3,11 +3,14 @@
 import pathlib
 
 import jax
+import numpy as np
 
 from lns_jax import paired, sharding
 from lns_jax.config import MeshConfig, ModelConfig, RunConfig
 from lns_jax.data import dataset as dataset_lib
+from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.errors import UserError
+from lns_jax.interop import quantise
 from lns_jax.interop.load import load, load_run_config
 from lns_jax.train import evaluate as evaluate_lib
 from lns_jax.train import log, resume, run_info
@@ -16,13 +19,14 @@ KEYS = ('loss', 'perplexity', 'bits_per_byte', 'tokens', 'accuracy', 'images')  
 
 
 def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max_tokens: int | None = None,
-             parity: bool = False) -> dict:
+             parity: bool = False, int8: bool = False) -> dict:
   """Loss of a run's model on a split, on whatever devices there are.
 
   Args:
     step: checkpoint; the newest sound one by default.
     max_tokens: bound on the tokens; the run's own eval.max_tokens by default, 0: the whole split.
     parity: adds 'paper_loss' and 'paper_perplexity', the authors' n / (n + 1) value (paper.md 6.4).
+    int8: the model with matrices of 8 bits, and what `int8_loss` adds.
 
   Returns:
     {'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens', 'step' (of the checkpoint)}; of a model of images
@@ -36,8 +40,12 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max
   dataset = open_dataset(workdir, config)
   model, params, _ = load(workdir, step=step)
   max_tokens = config.eval.max_tokens if max_tokens is None else max_tokens
-  found = score(config, model, params, dataset, split=split, max_tokens=max_tokens)
-  result = {k: found[k] for k in KEYS if k in found} | {'step': trained_step}
+  how = {'split': split, 'max_tokens': max_tokens}
+  if int8:
+    found, more = int8_loss(config, model, params, dataset, **how)
+  else:
+    found, more = score(config, model, params, dataset, **how), {}
+  result = {k: found[k] for k in KEYS if k in found} | {'step': trained_step} | more
   if parity:
     result |= {'paper_loss': found['paper_loss'], 'paper_perplexity': evaluate_lib.perplexity(found['paper_loss'])}
   return result
@@ -56,14 +64,47 @@ def open_dataset(workdir, config: RunConfig):
 
 
 def score(config: RunConfig, model: ModelConfig, params, dataset, *, split: str = 'validation',
-          max_tokens: int) -> dict[str, float]:
-  """`train.evaluate.evaluate` of a model in the layout of its loop, in batches as `config` has them, on all devices."""
+          max_tokens: int, each=None) -> dict[str, float]:
+  """`train.evaluate.evaluate` of a model in the layout of its loop, in batches as `config` has them, on all devices.
+
+  each: called with the sums over each row of every batch, {'loss' [B], 'weight' [B], ...}.
+  """
   mesh = sharding.make_mesh(MeshConfig())
   everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), params)
   rows = evaluate_lib.batch_size(mesh, config.eval.batch_size or config.train.batch_size)
+  step = evaluate_lib.make_eval_step(model, mesh, everywhere, by_row=each is not None)
   return evaluate_lib.evaluate(
-      evaluate_lib.make_eval_step(model, mesh, everywhere), jax.device_put(params, everywhere), dataset, mesh,
-      split=split, rows=rows, max_tokens=max_tokens, progress=log.batches)
+      step, jax.device_put(params, everywhere), dataset, mesh, split=split, rows=rows, max_tokens=max_tokens,
+      progress=log.batches, **({'each': each} if each else {}))
+
+
+def difference(rows: list[dict], base: list[dict]) -> Estimate:
+  """Loss minus that of another model on the same rows, with the interval of paired rows; both as `score` hands out."""
+  mean = Mean()
+  for ours, theirs in zip(rows, base, strict=True):
+    mean.add(ours['loss'].astype(np.float64) - theirs['loss'], ours['weight'])
+  return mean.estimate()
+
+
+def int8_loss(config: RunConfig, model: ModelConfig, params, dataset, **how) -> tuple[dict, dict]:
+  """A model with matrices of 8 bits beside itself as it is, on the same rows.
+
+  Args:
+    how: as of `score`.
+
+  Returns:
+    `score` of the int8 model; and {'quantise': 'int8', 'unquantised_loss', 'difference' (int8 minus unquantised, nats),
+    'difference_interval' (95 %, over rows; None for a single row), 'parameter_bytes', 'unquantised_parameter_bytes'}.
+  """
+  small = quantise.int8(params)
+  rows, base = [], []
+  found = score(config, model, small, dataset, each=rows.append, **how)
+  whole = score(config, model, params, dataset, each=base.append, **how)
+  rise = difference(rows, base)
+  return found, {
+      'quantise': 'int8', 'unquantised_loss': whole['loss'], 'difference': float(rise.value),
+      'difference_interval': None if np.isnan(rise.low) else [float(rise.low), float(rise.high)],
+      'parameter_bytes': quantise.nbytes(small), 'unquantised_parameter_bytes': quantise.nbytes(params)}
 
 
 def compare(workdirs, *, allow_different_corpora: bool = False) -> dict:

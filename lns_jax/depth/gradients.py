@@ -173,8 +173,11 @@ def gradients(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[st
     'grad_norm_thirds', 'taylor_thirds' [3]: shares in the sum over all layers, see `thirds`.
 
   Raises:
-    UserError: no batch, no weighed target, or weights, losses or gradients that are not finite (naming the tensor).
+    UserError: no batch, no weighed target, matrices of 8 bits, or weights, losses or gradients that are not finite
+      (naming the tensor).
   """
+  if any(map(param.is_quantised, jax.tree.leaves(params['layers'], is_leaf=param.is_quantised))):
+    raise UserError('there are no gradients by int8 matrices; measure the model as it was before.')
   params = layout.stack(params, config)
   means = collections.defaultdict(lambda: Mean(seed))
   for batch in batches:

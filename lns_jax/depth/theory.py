@@ -13,7 +13,7 @@ from scipy import special
 
 from lns_jax.config import ModelConfig
 from lns_jax.errors import UserError
-from lns_jax.layers import schemes
+from lns_jax.layers import param, schemes
 from lns_jax.models import layout
 
 
@@ -153,7 +153,7 @@ def _matrices(layer: dict):
     gain = np.asarray(layer.get(f'{sub}_in_norm', {}).get('gain', 1.0), np.float64)
     for name, w in layer[sub].items():
       if getattr(w, 'ndim', 0) >= 2:
-        w = np.asarray(w).astype(np.float64)
+        w = np.asarray(param.dense(w)).astype(np.float64)
         yield f'{sub}/{name}', w * gain.reshape(gain.shape + (1,) * (w.ndim - 1)) if name in readers else w
 
 

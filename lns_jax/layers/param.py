@@ -31,9 +31,19 @@ def matmul_precision(dtype: jnp.dtype):
   return jax.lax.Precision.HIGHEST if dtype.itemsize >= 4 else None
 
 
-def dot(equation: str, x: jax.Array, w: jax.Array, **kwargs) -> jax.Array:
-  """einsum in the type of x; parameters are cast at their use."""
-  return jnp.einsum(equation, x, w.astype(x.dtype), precision=matmul_precision(x.dtype), **kwargs)
+def dot(equation: str, x: jax.Array, w, **kwargs) -> jax.Array:
+  """einsum in the type of x; parameters are cast, or made of their int8 values, at their use."""
+  return jnp.einsum(equation, x, dense(w).astype(x.dtype), precision=matmul_precision(x.dtype), **kwargs)
+
+
+def is_quantised(w) -> bool:
+  """Whether a weight is a `qwix.QArray`, see `lns_jax.interop.quantise`."""
+  return hasattr(w, 'qvalue')
+
+
+def dense(w) -> jax.Array:
+  """A weight as an array: one of int8 is its values times their scales."""
+  return w.qvalue.astype(w.scale.dtype) * w.scale if is_quantised(w) else w
 
 
 def biased(module: nn.Module, name: str, x: jax.Array, axis: str) -> jax.Array:

@@ -12,13 +12,20 @@ from lns_jax.models import transformer
 CHUNK = 32  # positions whose logits exist at a time
 
 
-def make_eval_step(config: ModelConfig, mesh, params_sharding):
-  """Compiled (params, batch, step) -> {'loss', 'weight', and the family's `scores`: sums over the batch}, on a mesh."""
+def make_eval_step(config: ModelConfig, mesh, params_sharding, by_row: bool = False):
+  """Compiled (params, batch, step) -> {'loss', 'weight', and the family's `scores`: sums over the batch}, on a mesh.
+
+  by_row: sums over each row instead, [B].
+  """
   family = transformer.family(config)
-  def run(params, batch, step):
-    normed_BTD, _ = transformer.before_head(config, params, batch, step=step)
+  def sums(params, normed_BTD, batch):
     total, weight = family.summed_loss(config, params, normed_BTD, batch, CHUNK)
     return {'loss': total, 'weight': weight, **family.scores(config, params, normed_BTD, batch)}
+  def run(params, batch, step):
+    normed_BTD, _ = transformer.before_head(config, params, batch, step=step)
+    if not by_row:
+      return sums(params, normed_BTD, batch)
+    return jax.vmap(lambda *row: sums(params, *jax.tree.map(lambda v: v[None], row)))(normed_BTD, batch)
   everywhere = sharding.replicated(mesh)
   return jax.jit(run, in_shardings=(params_sharding, sharding.batch(mesh), everywhere), out_shardings=everywhere)
 
@@ -36,7 +43,7 @@ def place(mesh, batch: dict[str, np.ndarray]):
 
 
 def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'validation', rows: int,
-             max_tokens: int = 0, progress=lambda batches: batches) -> dict[str, float]:
+             max_tokens: int = 0, progress=lambda batches: batches, each=lambda sums: None) -> dict[str, float]:
   """Loss over a split.
 
   Args:
@@ -45,6 +52,7 @@ def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'valid
     rows: rows per batch, any number that `batch_size` allows; it does not change the result.
     max_tokens: stop before the row that would exceed it; 0: the whole split.
     progress: wraps the iterator of batches, for a bar.
+    each: called with what `eval_step` found of every batch.
 
   Returns:
     'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens', 'bytes', or 'loss' nats per image, 'accuracy'
@@ -56,7 +64,9 @@ def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'valid
                                  process_count=jax.process_count())
   with sharding.use(mesh):
     for batch in progress(batches):
-      found = {k: float(v) for k, v in jax.device_get(eval_step(params, place(mesh, batch), step)).items()}
+      of_batch = jax.device_get(eval_step(params, place(mesh, batch), step))
+      each(of_batch)
+      found = {k: float(np.sum(v, dtype=np.float64)) for k, v in of_batch.items()}
       sums = {k: sums.get(k, 0.0) + v for k, v in found.items()}
       means.append(found['loss'] / max(found['weight'], 1.0))
   return summary(sums, means)

@@ -109,6 +109,7 @@ def test_a_file_of_questions_and_the_questions_of_the_package(folder, tmp_path):
   assert found['reading']['bos_id'] is None and found['reading']['tokenizer'] == 'byte'
 
 
+@pytest.mark.slow
 def test_copies_of_data_sets_by_task_and_as_on_the_hub(folder, tmp_path):
   """A model of which every choice is equally likely takes the first, or of unequal lengths the shortest."""
   folder = without_head(hf_folders.of_text(tmp_path, max_position_embeddings=512))

@@ -41,8 +41,9 @@ def of_scheme(scheme):
   return config, params(config)
 
 
-@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
-@pytest.mark.parametrize('scheme', SCHEMES)
+@pytest.mark.parametrize('scheme, loop', [
+    pytest.param(s, loop, marks=() if loop == 'unrolled' or s in ('lns', 'mix') else pytest.mark.slow)
+    for s in SCHEMES for loop in ('unrolled', 'scan')])
 def test_cached_equals_uncached(scheme, loop):
   config, p = of_scheme(scheme)
   config = rebuilt(config, loop=loop)
@@ -61,7 +62,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
+@pytest.mark.parametrize('loop', ['unrolled', pytest.param('scan', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('name', OTHERS)
 def test_prompt_in_pieces_then_token_by_token(name, loop):
   config = model(loop=loop, **SMALL, **OTHERS[name])

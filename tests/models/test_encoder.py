@@ -333,7 +333,7 @@ def test_every_parameter_has_a_gradient(head):
       ['final_norm/bias', 'head/span_bias'] if head == 'squad' else [])
 
 
-@pytest.mark.parametrize('scheme', ['post', 'mix'])
+@pytest.mark.parametrize('scheme', ['post', pytest.param('mix', marks=pytest.mark.slow)])
 def test_scan_and_remat_equal_unrolled(scheme):
   config, scanned, remat = (model(scheme=scheme, mix_fraction=0.4, **more) for more in (
       {}, {'loop': 'scan'}, {'remat': 'full'}))
@@ -349,6 +349,7 @@ def test_scan_and_remat_equal_unrolled(scheme):
     leaves_close(*trees, 5e-4)
 
 
+@pytest.mark.slow
 def test_eight_devices_see_what_one_does():
   config = model(d_model=32, num_heads=4)
   p, b = params(config), batch()
@@ -408,6 +409,7 @@ MEASURES = {
     'linear': lambda *a: depth.replaceability(*a)['linear_rise']}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MEASURES)
 def test_measures_take_an_encoder(name):
   config = model(num_layers=2)

@@ -9,6 +9,8 @@ import pytest
 from lns_jax import sharding
 from lns_jax.config import MeshConfig
 from lns_jax.train import evaluate
+from lns_jax.models import transformer
+from models import test_vit
 from tiny import batch, model, params
 
 
@@ -59,7 +61,6 @@ def test_any_batch_and_any_devices_give_the_same_numbers(devices):
   for f in found:
     assert f['tokens'] == real.sum() and f['bytes'] == data.rows['bytes'][real].sum()
     assert f['loss'] == pytest.approx(found[0]['loss'], rel=1e-6)
-  from lns_jax.models import transformer
   logits = transformer.forward(config, p, data.rows['tokens'], segment_ids=data.rows['segment_ids'])
   logits = np.asarray(logits, np.float64)
   losses = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, data.rows['targets'][..., None], -1)[..., 0]
@@ -69,3 +70,22 @@ def test_any_batch_and_any_devices_give_the_same_numbers(devices):
 def test_rows_are_rounded_up_to_the_devices():
   mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:4])
   assert [evaluate.batch_size(mesh, n) for n in (1, 4, 5)] == [4, 4, 8]
+
+
+@pytest.mark.parametrize('family', ['decoder', 'vit'])
+def test_sums_by_row_are_those_of_a_batch_of_the_row_alone(family):
+  if family == 'vit':
+    config, names = test_vit.model(), ('loss', 'weight', 'correct')
+    p, rows = test_vit.params(config), test_vit.batch(config, rows=4)
+  else:
+    config, names = model(scheme='lns'), ('loss', 'weight', 'bytes')
+    p, rows = params(config), Rows().rows
+  mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
+  where = jax.tree.map(lambda _: sharding.replicated(mesh), p)
+  whole, by_row = (evaluate.make_eval_step(config, mesh, where, by_row=b) for b in (False, True))
+  found = by_row(p, rows, None)
+  assert set(found) == set(names)
+  for i in range(len(rows['segment_ids' if family == 'decoder' else 'labels'])):
+    alone = whole(p, {k: v[i:i + 1] for k, v in rows.items()}, None)
+    for name in names:
+      assert found[name][i] == pytest.approx(float(alone[name]), rel=1e-5), name
