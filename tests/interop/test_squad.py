@@ -187,5 +187,8 @@ class NoSpans(tokenizers.Tokenizer):
   def save(self, folder):
     pass
 
+  def with_bos(self, adds_bos):
+    return self
+
   def _bytes_of(self, token):
     return 1
