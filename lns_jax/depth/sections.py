@@ -138,7 +138,7 @@ def variance(models: Mapping[str, dict], histories: Mapping[str, list[dict]]) ->
     found += _peaks(logged)
     pictures += _while_training(models, logged) + _over_training(models, logged)
   else:
-    found.append('No variance was logged during training (train.layer_stats_every is 0).')
+    found.append('No variance was logged during training (train.layer_stats_every is 0, or the model is no run).')
   return Section('Variance of the residual stream', how, found, pictures)
 
 

@@ -161,7 +161,7 @@ def test_a_group_is_averaged_over_its_questions(folder, tmp_path):
     (['boolq'], {'include_path': '/nowhere'}, '--include_path=/nowhere is not a folder'),
 ])
 def test_what_cannot_be_used_is_said_before_the_model_is_opened(tasks, kwargs, words, monkeypatch):
-  monkeypatch.setattr(evaluation, 'load', lambda *a, **k: pytest.fail('the model was opened'))
+  monkeypatch.setattr(evaluation, 'load_in', lambda *a, **k: pytest.fail('the model was opened'))
   with pytest.raises(UserError, match=words):
     evaluation.evaluate('model', tasks, **kwargs)
 
@@ -182,7 +182,7 @@ def test_an_encoder_answers_a_file_of_squad(tmp_path, monkeypatch):
   asked = [{'id': str(i), 'question': 'When?', 'answers': [{'text': 'night', 'answer_start': 53}]} for i in range(3)]
   file = tmp_path / 'squad.json'
   file.write_text(json.dumps({'data': [{'title': 'T', 'paragraphs': [{'context': context, 'qas': asked}]}]}))
-  monkeypatch.setattr(evaluation, 'load', lambda path, **k: (config, lns_jax.init(config, jax.random.key(0)), tokenizer))
+  monkeypatch.setattr(evaluation, 'load_in', lambda path, **k: (config, lns_jax.init(config, jax.random.key(0)), tokenizer))
   found = evaluation.squad('bert', str(file), limit=2)['tasks']['squad']
   assert found['questions'] == 2 and found.keys() == {'exact_match', 'f1', 'questions'}
   with pytest.raises(UserError, match='none.json cannot be read'):

@@ -39,7 +39,7 @@ def test_weights_settings_and_tokenizer_are_those_of_the_folder(tmp_path):
 
 
 def test_it_is_evaluated_and_trained_on_from_its_config_file(tmp_path):
-  import_model.import_model(with_tokenizer(tmp_path), tmp_path / 'run', seq_len=16)
+  import_model.import_model(with_tokenizer(tmp_path), tmp_path / 'run')
   loss = runs.evaluate(tmp_path / 'run', max_tokens=512)['loss']
   assert np.isfinite(loss)
   result = command('experiments/pretrain.py', f'--config={tmp_path}/run/config.py', f'--workdir={tmp_path}/on',
