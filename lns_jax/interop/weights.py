@@ -2,6 +2,7 @@
 
 import abc
 import json
+import os
 import pathlib
 
 import numpy as np
@@ -12,6 +13,7 @@ from lns_jax.errors import UserError
 
 INDEX = 'model.safetensors.index.json'
 WHOLE = 'model.safetensors'
+FLOATS = ('F64', 'F32', 'F16', 'BF16')  # types of weights; whole numbers and 8 bits have scales somewhere else
 PICKLES = ('*.bin', '*.pt', '*.pth', '*.ckpt')
 
 
@@ -54,6 +56,10 @@ class FolderWeights(Weights):
     self.shapes = {name: tuple(f.get_slice(name).get_shape()) for name, f in self._files.items()}
 
   def get(self, name: str) -> np.ndarray:
+    kind = self._files[name].get_slice(name).get_dtype()
+    if kind not in FLOATS:
+      raise UserError(f'{self.path}: tensor {name} is of type {kind}, which is no weight as it stands; give the folder '
+                      f'with the weights as they were before, of type {", ".join(FLOATS)}.')
     return self._files[name].get_tensor(name)
 
   def tokenizer(self) -> tokenizers.Tokenizer | None:
@@ -66,7 +72,7 @@ def read_json(path: pathlib.Path) -> dict:
     found = json.loads(path.read_text(encoding='utf-8'))
   except OSError as e:
     raise UserError(f'{path} cannot be read: {e.strerror or e}.') from None
-  except ValueError as e:
+  except (ValueError, RecursionError) as e:
     raise UserError(f'{path} is not JSON: {e}.') from None
   if not isinstance(found, dict):
     raise UserError(f'{path} is not a JSON object but {type(found).__name__}.')
@@ -77,12 +83,14 @@ def _files(path: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:
   """{file: the tensors that the index says are in it, None: all}."""
   index = path / INDEX
   if index.exists():
-    found = {}
-    for name, file in read_json(index).get('weight_map', {}).items():
+    found, where = {}, read_json(index).get('weight_map', {})
+    if not isinstance(where, dict):
+      raise UserError(f'{index} has no weight_map that is a JSON object.')
+    for name, file in where.items():
       if pathlib.PurePath(str(file)).name != file:
         raise UserError(f'{index} names {file!r}, which is no file of its own folder.')
       found.setdefault(path / file, set()).add(name)
-    missing = [file.name for file in found if not file.is_file()]
+    missing = [file.name for file in found if not os.path.isfile(file)]  # of what is no name at all, too
     if missing or not found:
       raise UserError(f'{index} names {missing[0]}, which is not there.' if missing else f'{index} names no tensor.')
     return found
