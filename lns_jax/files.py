@@ -45,31 +45,48 @@ def whole(path: pathlib.Path, mode: str = 'w', **kwargs):
 
 @contextlib.contextmanager
 def whole_folder(path: pathlib.Path):
-  """A folder to fill, which becomes `path` at the end. Raises OSError.
+  """A folder to fill, which becomes `path` at the end, see `whole_path`."""
+  with whole_path(path) as partial:
+    partial.mkdir()
+    yield partial
+
+
+@contextlib.contextmanager
+def whole_path(path: pathlib.Path):
+  """The name of a file or folder to make, which becomes `path` at the end. Raises OSError.
 
   After an error, Ctrl-C or SIGTERM nothing is left of it, nor of folders above that were not there; what a killed
-  process left of the same folder is removed first.
+  process left of the same path is removed first.
   """
   for left in path.parent.glob(glob.escape(path.name) + '.unfinished-*'):
     if not _alive(left.name.rpartition('-')[2]):
-      shutil.rmtree(left, ignore_errors=True)
+      _remove(left)
   partial = unfinished(path)
   made = [folder for folder in path.parents if not folder.exists()]  # from the lowest up
   with _terminable():
     try:
-      partial.mkdir(parents=True)
+      partial.parent.mkdir(parents=True, exist_ok=True)
       yield partial
       os.rename(partial, path)
     except BaseException:
-      shutil.rmtree(partial, ignore_errors=True)
+      _remove(partial)
       with contextlib.suppress(OSError):  # somebody else has put something there
         for folder in made:
           folder.rmdir()
       raise
 
 
+def _remove(path: pathlib.Path):
+  """Removes a file or folder, if it is there and can be."""
+  if path.is_dir():
+    shutil.rmtree(path, ignore_errors=True)
+  else:
+    with contextlib.suppress(OSError):
+      path.unlink()
+
+
 def unfinished(path: pathlib.Path) -> pathlib.Path:
-  """What this process calls a folder while it is filled."""
+  """What this process calls a file or folder while it is made."""
   return path.with_name(f'{path.name}.unfinished-{os.getpid()}')
 
 

@@ -66,22 +66,20 @@ def _scaling(f: Fields, max_positions: int) -> tuple[float, RopeScaling]:
     return base, RopeScaling()
   if kind == 'mrope' or kind not in tuple(rope.KINDS):
     raise f.refused(name, f'the kinds of scaling are default, {", ".join(rope.KINDS[1:])}')
-  original = f.take('original_max_position_embeddings') or values.pop('original_max_position_embeddings', None)
-  if kind == 'dynamic':
-    original = max_positions
-  if kind in ('yarn', 'longrope') and values.get('factor') is None:
-    values['factor'] = max_positions / (original or max_positions)
+  given = {n: v for n, v in values.items() if v is not None}
+  original = f.take('original_max_position_embeddings') or given.pop('original_max_position_embeddings', None)
+  original = max_positions if kind == 'dynamic' or not original else original
+  for n, v in {**given, 'original_max_position_embeddings': original}.items():
+    if not (is_number(v) or n == 'truncate' or n.endswith('_factor') and isinstance(v, list) and all(map(is_number, v))):
+      raise f.refused(name, f'its field {n!r} must be a number, and is {v!r}')
+  if kind in ('yarn', 'longrope') and 'factor' not in given:
+    given['factor'] = max_positions / original
   known = {n.name for n in dataclasses.fields(RopeScaling)}
-  unknown = sorted(n for n, v in values.items() if n not in known and v is not None)
+  unknown = sorted(given.keys() - known)
   if unknown:
     raise f.refused(name, f'its field {unknown[0]!r} is not known{nearest(unknown[0], known)}')
-  original = original or max_positions
-  values = {n: v for n, v in values.items() if v is not None}
-  for n, v in {**values, 'original_max_position_embeddings': original}.items():
-    if not all(map(is_number, v if isinstance(v, list) else [v])) and not isinstance(v, bool):
-      raise f.refused(name, f'its field {n!r} must be a number, and is {v!r}')
-  given = {n: tuple(map(float, v)) if isinstance(v, list) else v if isinstance(v, bool) else float(v)
-           for n, v in values.items()}
+  given = {n: tuple(map(float, v)) if isinstance(v, list) else v if n == 'truncate' else float(v)
+           for n, v in given.items()}
   return base, RopeScaling(**given, kind=kind, original_length=int(original))
 
 

@@ -52,8 +52,10 @@ def _byte_level(path, arch: str, fields: dict) -> HFTokenizer:
   tokens, types = fields['tokens'], fields['token_type'].tolist()
   of_type = lambda kind: [token for token, t in zip(tokens, types, strict=True) if t == kind]
   vocab = {token: i for i, token in enumerate(tokens) if types[i] != _UNUSED}  # those are padding rows
-  inner = byte_bpe.build(vocab, byte_bpe.read_merges(fields['merges']), cut, of_type(_CONTROL),
-                         of_type(_USER_DEFINED))
+  merges = fields.get('merges', [])  # no file has an empty list
+  if 'merges' not in fields and any(len(token) > 1 for token in of_type(_NORMAL)):
+    raise UserError(f'{path} lacks the field tokenizer.ggml.merges.')
+  inner = byte_bpe.build(vocab, byte_bpe.read_merges(merges), cut, of_type(_CONTROL), of_type(_USER_DEFINED))
   bos, eos = (fields.get(f'{name}_token_id', '') for name in ('bos', 'eos'))
   return HFTokenizer(inner.to_str(), name=f'gguf-{name}', bos=bos, eos=eos,
                      adds_bos=fields.get('add_bos_token', cut.bos), eos_ids=_ends(fields))

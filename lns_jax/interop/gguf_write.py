@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import math
-import os
 
 import numpy as np
 
 from lns_jax import files
 from lns_jax.config import ModelConfig
 from lns_jax.errors import UserError, nearest
-from lns_jax.interop import families, gguf, gguf_config, gguf_tokenizer, weights
+from lns_jax.interop import families, gguf, gguf_config, gguf_tokenizer, load, save, weights
 
 # Our names of types: the library's name of a matrix's, and of the file's.
 _KINDS = {'float32': ('F32', 'ALL_F32'), 'float16': ('F16', 'MOSTLY_F16'), 'bfloat16': ('BF16', 'MOSTLY_BF16'),
@@ -36,27 +35,26 @@ def write(source, out, *, dtype: str = 'bfloat16') -> dict:
     UserError: `out` exists; GGUF has no name for the model, its tokenizer or one of its settings; or what is read
       again is not the model.
   """
-  out = files.absolute(out)
-  if out.exists():
-    raise UserError(f'{out} exists, and nothing is written over it.')
+  out = save.new_folder(out, 'file')
   if out.suffix != '.gguf':
     raise UserError(f'{out} does not end in .gguf.')
   if dtype not in _KINDS:
     raise UserError(f'dtype = {dtype!r} is not known.{nearest(dtype, _KINDS)}')
+  if load.is_run(source):
+    raise UserError(f'{source} is a run folder; export_hf.py --workdir={source} --out=FOLDER writes it as one that can '
+                    'become a GGUF file.')
   opened = weights.open(source)
   config = ModelConfig(**families.of(opened.config, opened.path)[1])
   arch = _ARCH.get(opened.config['model_type'], opened.config['model_type'])
   if arch not in gguf_config.ARCHITECTURES:
     raise UserError(f'{opened.path} is of type {arch!r}, which is not known as GGUF.'
                     f'{nearest(arch, gguf_config.ARCHITECTURES)}')
-  out.parent.mkdir(parents=True, exist_ok=True)
-  partial = files.unfinished(out)
   try:
-    _write(opened, config, arch, partial, dtype)
-    _check(opened, config, partial, dtype)
-    os.replace(partial, out)
-  finally:
-    partial.unlink(missing_ok=True)
+    with files.whole_path(out) as partial:
+      _write(opened, config, arch, partial, dtype)
+      _check(opened, config, partial, dtype)
+  except OSError as e:
+    raise UserError(f'{out} could not be written: {e.strerror or e}; nothing is left of it.') from None
   return {'out': str(out), 'architecture': arch, 'dtype': dtype, 'tensors': len(opened.shapes),
           'bytes': out.stat().st_size}
 
@@ -196,7 +194,9 @@ def _check(opened: weights.Weights, config: ModelConfig, path, dtype: str):
   for name in opened.shapes:
     there, here = (np.asarray(w.get(name), np.float32) for w in (again, opened))
     close = {'float32': 0, 'float16': 2.0 ** -11, 'bfloat16': 2.0 ** -8, 'q8_0': 1 / 127}[dtype]
-    if there.shape != here.shape or np.abs(there - here).max() > close * np.abs(here).max():
+    if not np.isfinite(here).all():
+      raise UserError(f'{opened.path}: tensor {name} has a number that is not finite.')
+    if there.shape != here.shape or not np.abs(there - here).max() <= close * np.abs(here).max():
       raise UserError(f'{opened.path} does not leave as GGUF: tensor {name} read again is another.')
   tokenizer, found = opened.tokenizer(), again.tokenizer()
   text = 'The naïve café of 東京, 12345 times.\n\n  def f(x):\n\treturn x # 🙂'

@@ -29,14 +29,14 @@ def get_config():
 '''
 
 
-def new_folder(out) -> pathlib.Path:
-  """The absolute path of a folder that can be made. Raises UserError when it exists or there is no way to make it."""
+def new_folder(out, kind: str = 'folder') -> pathlib.Path:
+  """The absolute path of a folder (or file) that can be made. Raises UserError when it exists or cannot be made."""
   if '://' in str(out):
-    raise UserError(f'{out} is not a local folder; write to one and copy it there.')
+    raise UserError(f'{out} is not a local {kind}; write to one and copy it there.')
   path = files.absolute(out)
   files.absolute(files.unfinished(path))  # a longer name
   if os.path.lexists(path):
-    raise UserError(f'{path} exists, and nothing is written over it; give a folder that does not.')
+    raise UserError(f'{path} exists, and nothing is written over it; give a {kind} that does not.')
   above = next(p for p in path.parents if p.exists())
   if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
     raise UserError(f'{path} cannot be made: {above} is not a folder that can be written to.')
