@@ -39,7 +39,7 @@ def convert(folder, out) -> dict:
       files.write_json(partial / INDEX, {'metadata': {}, 'weight_map': where})
     for pattern in BESIDE:
       for path in folder.glob(pattern):
-        if path.name != PICKLE_INDEX:
+        if path.name not in (PICKLE_INDEX, INDEX):  # which is of files that stay behind
           shutil.copy(path, partial / path.name)
   return {'out': str(out), 'files': len(sources), 'tensors': len(where), 'seconds': time.perf_counter() - start}
 
