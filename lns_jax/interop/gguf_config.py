@@ -8,6 +8,7 @@ import json
 import numpy as np
 
 from lns_jax.errors import UserError, nearest
+from lns_jax.interop.fields import LARGEST
 
 _CLASSES = {'llama': 'LlamaForCausalLM', 'mistral': 'MistralForCausalLM', 'qwen2': 'Qwen2ForCausalLM',
             'qwen3': 'Qwen3ForCausalLM', 'gpt2': 'GPT2LMHeadModel', 'olmo': 'OlmoForCausalLM',
@@ -40,8 +41,8 @@ class _Fields:
   def count(self, key: str, default=_NO_DEFAULT) -> int:
     """Takes a field that is a whole number above 0."""
     value = self.take(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-      self.refuse(key, value, 'it must be a whole number above 0')
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= LARGEST:
+      self.refuse(key, value, f'it must be a whole number from 1 to {LARGEST}')
     return value
 
   def number(self, key: str, default=_NO_DEFAULT) -> float | None:
@@ -76,7 +77,7 @@ def to_config(path, file) -> dict:
     UserError: an architecture or field that is not known, or a field that is missing.
   """
   arch = file.metadata.get('general.architecture')
-  if arch not in ARCHITECTURES:
+  if not isinstance(arch, str) or arch not in ARCHITECTURES:
     near = nearest(str(arch), ARCHITECTURES)
     raise UserError(f'{path} is of architecture {arch!r}, which is not known as GGUF.{near}')
   if 'token_embd.weight' not in file.tensors:
@@ -90,10 +91,21 @@ def to_config(path, file) -> dict:
     fields.only(key, *allowed)
   fields.finish()
   if RECORD in file.metadata:  # of an export of ours
-    config['lns_jax'] = json.loads(file.metadata[RECORD])
+    config['lns_jax'] = _record(path, file.metadata[RECORD])
   for name in ('bos', 'eos'):
-    config[f'{name}_token_id'] = file.metadata.get(f'tokenizer.ggml.{name}_token_id')
+    given = file.metadata.get(f'tokenizer.ggml.{name}_token_id')
+    config[f'{name}_token_id'] = given if isinstance(given, int) else None
   return config | {'architectures': [_CLASSES[config['model_type']]], 'tie_word_embeddings': _tied(file)}
+
+
+def _record(path, text) -> dict:
+  try:
+    found = json.loads(text)
+  except (TypeError, ValueError, RecursionError):
+    found = None
+  if not isinstance(found, dict):
+    raise UserError(f'{path}: the field {RECORD} is damaged.')
+  return found
 
 
 def _tied(file) -> bool:

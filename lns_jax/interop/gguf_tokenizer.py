@@ -20,21 +20,25 @@ def build(path, metadata: dict) -> Tokenizer | None:
   fields = {key.removeprefix('tokenizer.ggml.'): value for key, value in metadata.items()
             if key.startswith('tokenizer.ggml.')}
   kind = fields.get('model', 'none')
+  if not isinstance(kind, str) or kind not in ('none', 'no_vocab', *_KINDS):
+    raise UserError(f'{path} has a tokenizer of kind {kind!r}, which is not known.{nearest(str(kind), _KINDS)}')
   if kind in ('none', 'no_vocab'):
     return None
-  if kind not in _KINDS:
-    raise UserError(f'{path} has a tokenizer of kind {kind!r}, which is not known.{nearest(kind, _KINDS)}')
-  count = len(fields.get('tokens', ()))
-  for name in ('bos', 'eos'):
-    given = fields.get(f'{name}_token_id')
-    if given is not None and given >= count:
-      raise UserError(f'{path} has tokenizer.ggml.{name}_token_id = {given} and {count} tokens.')
   try:
+    count = len(fields.get('tokens', ()))
+    for name in ('bos', 'eos', 'eot', 'eom'):
+      given = fields.get(f'{name}_token_id', 0)
+      if isinstance(given, bool) or not isinstance(given, int) or (name in ('bos', 'eos') and given >= max(count, 1)):
+        raise UserError(f'{path} has tokenizer.ggml.{name}_token_id = {given} and {count} tokens.')
     return (_byte_level if kind == 'gpt2' else _sentencepiece)(path, metadata['general.architecture'], fields)
   except UserError:
     raise
   except Exception as error:  # the tokenizers library raises bare Exception
-    raise UserError(f'{path} holds a tokenizer that cannot be read: {str(error).rstrip(".")}.') from None
+    raise UserError(f'{path} holds a tokenizer that cannot be read: {_first_line(error)}.') from None
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip('.')
 
 
 def _ends(fields: dict) -> tuple[int, ...]:
