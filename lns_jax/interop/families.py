@@ -70,7 +70,8 @@ def _scaling(f: Fields, max_positions: int) -> tuple[float, RopeScaling]:
   original = f.take('original_max_position_embeddings') or given.pop('original_max_position_embeddings', None)
   original = max_positions if kind == 'dynamic' or not original else original
   for n, v in {**given, 'original_max_position_embeddings': original}.items():
-    if not (is_number(v) or n == 'truncate' or n.endswith('_factor') and isinstance(v, list) and all(map(is_number, v))):
+    numbers = v if isinstance(v, list) and n.endswith('_factor') else [v]
+    if n != 'truncate' and not all(map(is_number, numbers)):
       raise f.refused(name, f'its field {n!r} must be a number, and is {v!r}')
   if kind in ('yarn', 'longrope') and 'factor' not in given:
     given['factor'] = max_positions / original

@@ -63,8 +63,8 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   opened = _open(path)
   record = opened.config.get(hf.RECORD)
   if record and not isinstance(record, dict):
-    raise UserError(f'{path}: the field {hf.RECORD} of its config is damaged; without it, the model is a plain one with '
-                    'the same function.')
+    raise UserError(f'{path}: the field {hf.RECORD} of its config is damaged; without it, the model is a plain one '
+                    'with the same function.')
   if record and scheme not in (None, record.get('scheme')):
     raise UserError(f"{path} was exported from a model of scheme {record.get('scheme')!r}, not {scheme!r}.")
   config, params = hf.read(opened, scheme=None if record else scheme, dtype=dtype, sharding=sharding)

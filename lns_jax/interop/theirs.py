@@ -1,6 +1,7 @@
 """The fields of config.json that say what a model of ours computes: the way back from `families`.
 
-Each function writes what its class can say, or raises UserError where it takes no such model. Whether that is the model, `export` finds out by reading it again.
+Each function writes what its class can say, or raises UserError where it takes no such model. Whether that is the
+model, `export` finds out by reading it again.
 """
 
 import dataclasses

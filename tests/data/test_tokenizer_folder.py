@@ -175,7 +175,8 @@ def test_a_damaged_file_beside_the_vocabulary_is_the_one_that_is_named(name, tex
 
 
 @pytest.mark.parametrize('name, contents, words', [
-    ('tokenizer_config', {'bos_token': 5}, 'bos_token = 5'), ('tokenizer_config', {'eos_token': [1]}, r'eos_token = \[1\]'),
+    ('tokenizer_config', {'bos_token': 5}, 'bos_token = 5'),
+    ('tokenizer_config', {'eos_token': [1]}, r'eos_token = \[1\]'),
     ('special_tokens_map', {'eos_token': {'content': 7}}, 'eos_token = 7'),
     ('config', {'eos_token_id': [257, 'a']}, "'a'"), ('generation_config', {'eos_token_id': 257.0}, '257.0'),
     ('config', {'bos_token_id': 'x'}, "'x'")])

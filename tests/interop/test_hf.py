@@ -305,7 +305,8 @@ def test_numbers_that_are_no_weights_as_they_stand_are_refused(kind, dtype, tmp_
   header, data = {}, b''
   for n, x in tensors('llama').items():
     bytes_ = x.astype(dtype if n == name else x.dtype).tobytes()
-    header[n] = {'dtype': kind if n == name else 'F32', 'shape': x.shape, 'data_offsets': [len(data), len(data + bytes_)]}
+    header[n] = {'dtype': kind if n == name else 'F32', 'shape': x.shape,
+                 'data_offsets': [len(data), len(data + bytes_)]}
     data += bytes_
   text = json.dumps(header).encode()
   (path / 'model.safetensors').write_bytes(len(text).to_bytes(8, 'little') + text + data)
