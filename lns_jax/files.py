@@ -146,7 +146,7 @@ def read_json(path: pathlib.Path) -> dict:
     found = json.loads(path.read_text(encoding='utf-8'))
   except OSError as e:
     raise UserError(f'{path} cannot be read: {e.strerror or e}.') from None
-  except ValueError as e:
+  except (ValueError, RecursionError) as e:
     raise UserError(f'{path} is not JSON: {e}.') from None
   if not isinstance(found, dict):
     raise UserError(f'{path} is not a JSON object but {type(found).__name__}.')

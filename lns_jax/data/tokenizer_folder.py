@@ -69,17 +69,22 @@ def _token(names: dict, key: str) -> str | None:
   """A special token: '' where the files say there is none, None where they say nothing."""
   token = names.get(key)
   token = token.get('content') if isinstance(token, dict) else token  # as older files write it
+  if token is not None and not isinstance(token, str):
+    raise UserError(f'{key} = {token!r} is not a text in the files of the tokenizer.')
   return token or '' if key in names else None
 
 
 def _ids(value) -> tuple[int, ...]:
-  """eos_token_id of a config: a number, a list or nothing."""
-  return () if value is None else tuple(value) if isinstance(value, list) else (value,)
+  """eos_token_id of a config: a number, a list or nothing; -1 is how some write that there is none."""
+  found = value if isinstance(value, list) else [] if value is None else [value]
+  if any(isinstance(i, bool) or not isinstance(i, int) for i in found):
+    raise UserError(f'{value!r} is not the id of a token, nor a list of them, in the config files of the tokenizer.')
+  return tuple(i for i in found if i >= 0)
 
 
 def _added(path: pathlib.Path, names: dict) -> dict[int, tuple[str, bool]]:
   """{id: (token, whether it is special)} of tokens above the vocabulary."""
-  special = {_token(names, key) for key in names if key.endswith('_token')}
+  special = {_token(names, key) for key, v in names.items() if key.endswith('_token') and isinstance(v, str | dict)}
   special |= {t['content'] if isinstance(t, dict) else t for t in names.get('additional_special_tokens') or ()}
   added = {i: (token, token in special) for token, i in _json(path, 'added_tokens.json').items()}
   return added | {int(i): (t['content'], t.get('special', False))

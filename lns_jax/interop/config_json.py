@@ -1,14 +1,19 @@
 """The fields of config.json that say what a model of ours computes: the way back from `families`.
 
-Each function writes what its class can say. Whether that is the model, `export` finds out by reading it again.
+Each function writes what its class can say, or raises UserError where it takes no such model. Whether that is the
+model, `export` finds out by reading it again.
 """
 
 import dataclasses
 
 from lns_jax.config import BIASES, ModelConfig
+from lns_jax.errors import UserError
 
 
 def llama(c: ModelConfig) -> dict:
+  if c.d_model % c.num_heads:  # with head_dim in config.json, too
+    raise UserError(f'model.d_model = {c.d_model} is no multiple of model.num_heads = {c.num_heads}, which stock Llama '
+                    'asks for; mistral does not.')
   return _decoder(c) | {'attention_bias': 'o' in BIASES[c.bias], 'mlp_bias': 'down' in BIASES[c.bias]}
 
 

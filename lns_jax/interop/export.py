@@ -115,6 +115,8 @@ def pick(plain: config_lib.ModelConfig, model_type: str = '', asked: bool = Fals
   """
   if asked and model_type not in families.FAMILIES:
     raise UserError(f'--model_type={model_type} is not known.{nearest(model_type, families.FAMILIES)}')
+  if asked:
+    families.FAMILIES[model_type].theirs(plain)
   order = [model_type] if asked else sorted(families.FAMILIES, key=lambda name: name != model_type)
   lacking = {name: _lacking(plain, name) for name in order}
   kind = {'family', 'scheme', 'norm', 'positions'}  # what makes two classes far from each other
@@ -129,8 +131,8 @@ def pick(plain: config_lib.ModelConfig, model_type: str = '', asked: bool = Fals
 
 def _lacking(plain: config_lib.ModelConfig, model_type: str) -> dict:
   """{setting: (its value, what a class would make of it)}, as its config.json reads."""
-  values = {**families.FAMILIES[model_type].theirs(plain), 'model_type': model_type}
   try:
+    values = {**families.FAMILIES[model_type].theirs(plain), 'model_type': model_type}
     read = _said(config_lib.ModelConfig(**families.of(values, 'config.json')[1]))
   except UserError:  # of a class that has nothing in common with the model
     read = {}

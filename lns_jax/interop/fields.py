@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from lns_jax.errors import UserError
 
 RECORD = 'lns_jax'  # in which an export of ours says what was folded into the weights, see `fold`
+LARGEST = 2 ** 31 - 1  # of a whole number: sizes, lengths and counts are far below it
+MOST_LAYERS = 10_000
 # Fields of every family that do not change what a model computes: names, types, what a program does around it,
 # dropout, which no inference has, and starts, which loaded weights do not have.
 NEUTRAL = frozenset('''
@@ -45,18 +47,44 @@ class Fields:
     return self._values.get(name, default)
 
   def number(self, name: str, default=None, kind=int):
-    """A number. Raises UserError when it is none, or missing without a default."""
+    """A finite number. Raises UserError when it is none, or missing without a default."""
     value = self.take(name, default)
     if value is None:
       raise UserError(f'{self._where} has no field {name!r}.')
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (
-        math.isfinite(value) and kind(value) == value):
+    if not is_number(value) or kind(value) != value:
       raise UserError(f'{self._where}: {name} = {value!r} is not a number of type {kind.__name__}.')
+    if kind is int and abs(value) > LARGEST:
+      raise self.refused(name, f'no model has more than {LARGEST}')
     return kind(value)
+
+  def size(self, name: str, default=None, most: int = LARGEST) -> int:
+    """A whole number of things that there must be."""
+    value = self.number(name, default)
+    if not 0 < value <= most:
+      raise self.refused(name, f'it must be from 1 to {most}')
+    return value
+
+  def flag(self, name: str, default: bool) -> bool:
+    """True or false."""
+    return bool(self.only(name, (False, True), default))
+
+  def group(self, name: str) -> dict:
+    """A copy of an object in the file; empty where there is none."""
+    value = self.take(name) or {}
+    if not isinstance(value, dict):
+      raise self.refused(name, 'it must be a JSON object')
+    return dict(value)
+
+  def listed(self, name: str, default=None) -> list:
+    """A list; empty where there is none."""
+    value = self.take(name, default) or []
+    if not isinstance(value, list):
+      raise self.refused(name, 'it must be a list')
+    return value
 
   def only(self, name: str, allowed: Iterable, default):
     """The value, one of those that are understood. Raises UserError for another."""
-    value = self.take(name, default)
+    value, allowed = self.take(name, default), tuple(allowed)
     if value not in allowed:
       raise self.refused(name, f'understood are {", ".join(map(repr, allowed))}')
     return value
@@ -72,3 +100,8 @@ class Fields:
       if name not in self._taken | NEUTRAL and not name.startswith('_') and not off:
         raise UserError(f'{self._where} has a field {name!r} = {str(value)[:60]} that is not known and could change '
                         'what the model computes; take it out of the file if it does not.')
+
+
+def is_number(value) -> bool:
+  """Whether a value of JSON is a finite number."""
+  return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

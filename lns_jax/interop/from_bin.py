@@ -39,7 +39,7 @@ def convert(folder, out) -> dict:
       shards.write_index(partial, where, size)
     for pattern in BESIDE:
       for path in folder.glob(pattern):
-        if path.name not in (PICKLE_INDEX, weights.INDEX):
+        if path.name not in (PICKLE_INDEX, weights.INDEX):  # which is of files that stay behind
           shutil.copy(path, partial / path.name)
   return {'out': str(out), 'files': len(sources), 'tensors': len(where), 'seconds': time.perf_counter() - start}
 

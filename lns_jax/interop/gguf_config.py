@@ -9,7 +9,7 @@ import numpy as np
 
 from lns_jax.errors import UserError, nearest
 from lns_jax.interop.families import FAMILIES
-from lns_jax.interop.fields import RECORD
+from lns_jax.interop.fields import LARGEST, RECORD
 
 ARCHITECTURES = ('llama', 'qwen2', 'qwen3', 'gpt2', 'olmo', 'olmo2')
 KEY = 'lns_jax.record'  # holds the field RECORD of a config.json, as JSON
@@ -38,8 +38,8 @@ class _Fields:
   def count(self, key: str, default=_NO_DEFAULT) -> int:
     """Takes a field that is a whole number above 0."""
     value = self.take(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-      self.refuse(key, value, 'it must be a whole number above 0')
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= LARGEST:
+      self.refuse(key, value, f'it must be a whole number from 1 to {LARGEST}')
     return value
 
   def number(self, key: str, default=_NO_DEFAULT) -> float | None:
@@ -74,7 +74,7 @@ def to_config(path, file) -> dict:
     UserError: an architecture or field that is not known, or a field that is missing.
   """
   arch = file.metadata.get('general.architecture')
-  if arch not in ARCHITECTURES:
+  if not isinstance(arch, str) or arch not in ARCHITECTURES:
     near = nearest(str(arch), ARCHITECTURES)
     raise UserError(f'{path} is of architecture {arch!r}, which is not known as GGUF.{near}')
   if 'token_embd.weight' not in file.tensors:
@@ -90,16 +90,20 @@ def to_config(path, file) -> dict:
   if KEY in file.metadata:  # of an export of ours
     config[RECORD] = _record(path, file.metadata[KEY])
   for name in ('bos', 'eos'):
-    config[f'{name}_token_id'] = file.metadata.get(f'tokenizer.ggml.{name}_token_id')
+    given = file.metadata.get(f'tokenizer.ggml.{name}_token_id')
+    config[f'{name}_token_id'] = given if isinstance(given, int) else None
   return config | {'architectures': [FAMILIES[config['model_type']].architecture], 'tie_word_embeddings': _tied(file)}
 
 
 def _record(path, text) -> dict:
   try:
-    return json.loads(text)
-  except (TypeError, ValueError):
+    found = json.loads(text)
+  except (TypeError, ValueError, RecursionError):
+    found = None
+  if not isinstance(found, dict):
     raise UserError(f'{path}: the record {KEY} of what was folded into the weights is damaged; convert the model '
-                    'again.') from None
+                    'again.')
+  return found
 
 
 def _tied(file) -> bool:

@@ -20,21 +20,25 @@ def build(path, metadata: dict) -> Tokenizer | None:
   fields = {key.removeprefix('tokenizer.ggml.'): value for key, value in metadata.items()
             if key.startswith('tokenizer.ggml.')}
   kind = fields.get('model', 'none')
+  if not isinstance(kind, str) or kind not in ('none', 'no_vocab', *_KINDS):
+    raise UserError(f'{path} has a tokenizer of kind {kind!r}, which is not known.{nearest(str(kind), _KINDS)}')
   if kind in ('none', 'no_vocab'):
     return None
-  if kind not in _KINDS:
-    raise UserError(f'{path} has a tokenizer of kind {kind!r}, which is not known.{nearest(kind, _KINDS)}')
-  count = len(fields.get('tokens', ()))
-  for name in ('bos', 'eos'):
-    given = fields.get(f'{name}_token_id')
-    if given is not None and given >= count:
-      raise UserError(f'{path} has tokenizer.ggml.{name}_token_id = {given} and {count} tokens.')
   try:
+    count = len(fields.get('tokens', ()))
+    for name in ('bos', 'eos', 'eot', 'eom'):
+      given = fields.get(f'{name}_token_id', 0)
+      if isinstance(given, bool) or not isinstance(given, int) or (name in ('bos', 'eos') and given >= max(count, 1)):
+        raise UserError(f'{path} has tokenizer.ggml.{name}_token_id = {given} and {count} tokens.')
     return (_byte_level if kind == 'gpt2' else _sentencepiece)(path, metadata['general.architecture'], fields)
   except UserError:
     raise
   except Exception as error:  # the tokenizers library raises bare Exception
-    raise UserError(f'{path} holds a tokenizer that cannot be read: {str(error).rstrip(".")}.') from None
+    raise UserError(f'{path} holds a tokenizer that cannot be read: {_first_line(error)}.') from None
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip('.')
 
 
 def _ends(fields: dict) -> tuple[int, ...]:
@@ -52,8 +56,10 @@ def _byte_level(path, arch: str, fields: dict) -> HFTokenizer:
   tokens, types = fields['tokens'], fields['token_type'].tolist()
   of_type = lambda kind: [token for token, t in zip(tokens, types, strict=True) if t == kind]
   vocab = {token: i for i, token in enumerate(tokens) if types[i] != _UNUSED}  # those are padding rows
-  inner = byte_bpe.build(vocab, byte_bpe.read_merges(fields['merges']), cut, of_type(_CONTROL),
-                         of_type(_USER_DEFINED))
+  merges = fields.get('merges', [])  # no file has an empty list
+  if 'merges' not in fields and any(len(token) > 1 for token in of_type(_NORMAL)):
+    raise UserError(f'{path} lacks the field tokenizer.ggml.merges.')
+  inner = byte_bpe.build(vocab, byte_bpe.read_merges(merges), cut, of_type(_CONTROL), of_type(_USER_DEFINED))
   bos, eos = (fields.get(f'{name}_token_id', '') for name in ('bos', 'eos'))
   return HFTokenizer(inner.to_str(), name=f'gguf-{name}', bos=bos, eos=eos,
                      adds_bos=fields.get('add_bos_token', cut.bos), eos_ids=_ends(fields))

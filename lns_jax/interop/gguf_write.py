@@ -9,7 +9,7 @@ import numpy as np
 from lns_jax import files
 from lns_jax.config import ModelConfig
 from lns_jax.errors import UserError, nearest
-from lns_jax.interop import families, gguf, gguf_config, gguf_file, gguf_tokenizer, weights
+from lns_jax.interop import families, gguf, gguf_config, gguf_file, gguf_tokenizer, load, weights
 from lns_jax.interop.fields import RECORD
 
 # Our names of types: the library's name of a matrix's, and of the file's.
@@ -42,6 +42,9 @@ def write(source, out, *, dtype: str = 'bfloat16') -> dict:
     raise UserError(f'{out} does not end in .gguf.')
   if dtype not in _KINDS:
     raise UserError(f'dtype = {dtype!r} is not known.{nearest(dtype, _KINDS)}')
+  if load.is_run(source):
+    raise UserError(f'{source} is a run folder; export_hf.py --workdir={source} --out=FOLDER writes it as one that can '
+                    'become a GGUF file.')
   opened = weights.open(source)
   config = ModelConfig(**families.of(opened.config, opened.path)[1])
   arch = _ARCH.get(opened.config['model_type'], opened.config['model_type'])
@@ -193,7 +196,9 @@ def _check(opened: weights.Weights, config: ModelConfig, path, dtype: str):
   for name in opened.shapes:
     there, here = (np.asarray(w.get(name), np.float32) for w in (again, opened))
     close = {'float32': 0, 'float16': 2.0 ** -11, 'bfloat16': 2.0 ** -8, 'q8_0': 1 / 127}[dtype]
-    if there.shape != here.shape or np.abs(there - here).max() > close * np.abs(here).max():
+    if not np.isfinite(here).all():
+      raise UserError(f'{opened.path}: tensor {name} has a number that is not finite.')
+    if there.shape != here.shape or not np.abs(there - here).max() <= close * np.abs(here).max():
       raise UserError(f'{opened.path} does not leave as GGUF: tensor {name} read again is another.')
   tokenizer, found = opened.tokenizer(), again.tokenizer()
   text = 'The naïve café of 東京, 12345 times.\n\n  def f(x):\n\treturn x # 🙂'

@@ -66,6 +66,9 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
     raise UserError(f'{path} is not a run folder, so that it has no step {step}.')
   opened = _open(path)
   record = opened.config.get(RECORD)
+  if record and not isinstance(record, dict):
+    raise UserError(f'{path}: the field {RECORD} of its config is damaged; without it, the model is a plain one with '
+                    'the same function.')
   if record and scheme not in (None, record.get('scheme')):
     raise UserError(f"{path} was exported from a model of scheme {record.get('scheme')!r}, not {scheme!r}.")
   config, params = hf.read(opened, scheme=None if record else scheme, dtype=dtype, sharding=sharding)

@@ -3,7 +3,7 @@
 from lns_jax.errors import UserError
 from lns_jax.interop import families, names
 from lns_jax.interop.families import Family, Settings
-from lns_jax.interop.fields import Fields
+from lns_jax.interop.fields import MOST_LAYERS, Fields, is_number
 from lns_jax.interop.names import Entry, Form
 
 TEXT, VISION = 'qwen2_5_vl_text', 'qwen2_5_vl_vision'
@@ -23,8 +23,9 @@ def split(config: dict, where) -> tuple[Settings, dict, dict]:
   """
   if config.get('model_type') != families.VL:
     raise UserError(f'{where}: model_type = {config.get("model_type")!r} is no {families.VL}.')
-  if not isinstance(config.get('vision_config'), dict):
-    raise UserError(f'{where} has no field vision_config.')
+  for name, value in (('vision_config', config.get('vision_config')), ('text_config', config.get('text_config') or {})):
+    if not isinstance(value, dict):
+      raise UserError(f'{where} has no field {name} that is a JSON object.')
   own = {'vision_config', 'text_config', 'vision_token_id', 'quantization_config', *(name for name, _ in IDS.values())}
   whole = {name: v for name, v in config.items() if name in own}
   text = {name: v for name, v in config.items() if name not in own}
@@ -46,27 +47,28 @@ def _text_fields(text: dict) -> dict:
   """The decoder's fields with mrope_section beside the others, and a rope that is scaled no further."""
   found = {'rope_theta': 1e6, 'max_position_embeddings': 32768} | text
   for name in ('rope_scaling', 'rope_parameters'):
-    rope = dict(found.get(name) or {})
-    if rope.get('mrope_section'):
-      found['mrope_section'] = rope.pop('mrope_section')
+    rope = found.get(name) or {}
+    if isinstance(rope, dict) and rope.get('mrope_section'):
+      found['mrope_section'] = rope['mrope_section']
       kinds = {kind: 'default' for kind in ('type', 'rope_type') if rope.get(kind) == 'mrope'}
-      found[name] = rope | kinds
+      found[name] = {n: v for n, v in rope.items() if n != 'mrope_section'} | kinds
   return found
 
 
 def _text(f: Fields) -> Settings:
   found = families.decoder(f, kv_heads=8, eps=1e-5)
-  sections = f.take('mrope_section')
-  if sections is None:
-    raise f.refused('rope_scaling', 'it needs an mrope_section')
-  return found | families.qwen_windows(f, found['num_layers'], first=80) | {'bias': 'qkv', 'rope_sections': tuple(sections)}
+  sections = f.listed('mrope_section')
+  if not sections or not all(map(is_number, sections)):
+    raise f.refused('rope_scaling', 'it needs an mrope_section, a list of numbers')
+  windows = families.qwen_windows(f, found['num_layers'], first=80)
+  return found | windows | {'bias': 'qkv', 'rope_sections': tuple(sections)}
 
 
 def _side(f: Fields, name: str, default: int) -> int:
   """A size that may be written for both axes, which must then be the same."""
   value = f.take(name, default)
   if isinstance(value, list):
-    if len(set(value)) != 1:
+    if not all(map(is_number, value)) or len(set(value)) != 1:
       raise f.refused(name, 'patches are squares')
     return int(value[0])
   return f.number(name, default)
@@ -77,13 +79,13 @@ def _tower(f: Fields) -> Settings:
   patch = _side(f, 'patch_size', 14)
   f.only('spatial_patch_size', (patch,), patch)
   f.take('tokens_per_second')  # of videos alone
-  rope = dict(f.take('rope_parameters', {}))
+  rope = f.group('rope_parameters')
   if rope.pop('rope_type', 'axial') not in ('axial', 'default') or set(rope) - {'rope_theta'}:
     raise f.refused('rope_parameters', 'a tower has axial positions, with nothing but a rope_theta')
   channels = f.number('in_chans', f.number('in_channels', 3))
   f.only('in_channels', (channels,), channels)
-  layers, window = f.number('depth', 32), f.number('window_size', 112)
-  whole = set(f.take('fullatt_block_indexes', [7, 15, 23, 31]))
+  layers, window = f.size('depth', 32, most=MOST_LAYERS), f.number('window_size', 112)
+  whole = f.listed('fullatt_block_indexes', [7, 15, 23, 31])
   windowed = tuple(i + 1 for i in range(layers) if i not in whole)
   return {
       'family': 'tower', 'causal': False, 'bias': 'all', 'norm_eps': 1e-6, 'd_model': f.number('hidden_size', 3584),

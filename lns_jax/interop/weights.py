@@ -1,6 +1,7 @@
 """Weights of a model as others store them, read one tensor at a time, under Hugging Face's names."""
 
 import abc
+import os
 import pathlib
 
 import numpy as np
@@ -11,6 +12,7 @@ from lns_jax.errors import UserError
 
 INDEX = 'model.safetensors.index.json'
 WHOLE = 'model.safetensors'
+FLOATS = ('F64', 'F32', 'F16', 'BF16')  # types of weights; whole numbers and 8 bits have scales somewhere else
 PICKLES = ('*.bin', '*.pt', '*.pth', '*.ckpt')
 
 
@@ -53,6 +55,10 @@ class FolderWeights(Weights):
     self.shapes = {name: tuple(f.get_slice(name).get_shape()) for name, f in self._files.items()}
 
   def get(self, name: str) -> np.ndarray:
+    kind = self._files[name].get_slice(name).get_dtype()
+    if kind not in FLOATS:
+      raise UserError(f'{self.path}: tensor {name} is of type {kind}, which is no weight as it stands; give the folder '
+                      f'with the weights as they were before, of type {", ".join(FLOATS)}.')
     return self._files[name].get_tensor(name)
 
   def tokenizer(self) -> tokenizers.Tokenizer | None:
@@ -81,7 +87,7 @@ def indexed(index: pathlib.Path) -> dict[pathlib.Path, set[str]]:
     if pathlib.PurePath(str(file)).name != file:
       raise UserError(f'{index} names {file!r}, which is no file of its own folder.')
     found.setdefault(index.with_name(file), set()).add(name)
-  missing = [file.name for file in found if not file.is_file()]
+  missing = [file.name for file in found if not os.path.isfile(file)]  # of what is no name at all, too
   if missing:
     raise UserError(f'{index} names {missing[0]}, which is not there.')
   return found

@@ -189,3 +189,28 @@ def test_mistakes_name_the_file_and_the_token(folder, llama):
     with pytest.raises(UserError) as error:
       tokenizers.load(place)
     assert all(w in str(error.value) for w in words) and '\n' not in str(error.value), error.value
+
+
+@pytest.mark.parametrize('name', ['tokenizer_config', 'special_tokens_map', 'generation_config', 'config'])
+@pytest.mark.parametrize('text', ['', 'null', '[1]', '[' * 100_000])
+def test_a_damaged_file_beside_the_vocabulary_is_the_one_that_is_named(name, text, folder):
+  (folder / f'{name}.json').write_text(text)
+  with pytest.raises(UserError, match=f'/{name}.json, beside tokenizer.json'):
+    tokenizers.load(folder)
+
+
+@pytest.mark.parametrize('name, contents, words', [
+    ('tokenizer_config', {'bos_token': 5}, 'bos_token = 5'),
+    ('tokenizer_config', {'eos_token': [1]}, r'eos_token = \[1\]'),
+    ('special_tokens_map', {'eos_token': {'content': 7}}, 'eos_token = 7'),
+    ('config', {'eos_token_id': [257, 'a']}, "'a'"), ('generation_config', {'eos_token_id': 257.0}, '257.0'),
+    ('config', {'bos_token_id': 'x'}, "'x'")])
+def test_a_special_token_of_a_wrong_type_is_named(name, contents, words, folder):
+  write(folder, **{name: contents})
+  with pytest.raises(UserError, match=words):
+    tokenizers.load(folder)
+
+
+def test_minus_one_is_no_end(folder):
+  write(folder, config={'eos_token_id': -1})
+  assert tokenizers.load(folder).eos_ids == (257,)

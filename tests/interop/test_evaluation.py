@@ -182,7 +182,8 @@ def test_an_encoder_answers_a_file_of_squad(tmp_path, monkeypatch):
   asked = [{'id': str(i), 'question': 'When?', 'answers': [{'text': 'night', 'answer_start': 53}]} for i in range(3)]
   file = tmp_path / 'squad.json'
   file.write_text(json.dumps({'data': [{'title': 'T', 'paragraphs': [{'context': context, 'qas': asked}]}]}))
-  monkeypatch.setattr(evaluation, 'load_in', lambda path, **k: (config, lns_jax.init(config, jax.random.key(0)), tokenizer))
+  model = config, lns_jax.init(config, jax.random.key(0)), tokenizer
+  monkeypatch.setattr(evaluation, 'load_in', lambda dtype, path: model)
   found = evaluation.squad('bert', str(file), limit=2)['tasks']['squad']
   assert found['questions'] == 2 and found.keys() == {'exact_match', 'f1', 'questions'}
   with pytest.raises(UserError, match='none.json cannot be read'):

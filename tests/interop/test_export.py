@@ -338,3 +338,8 @@ def test_the_command(run, tmp_path):
   assert (tmp_path / 'hf' / 'README.md').exists()
   found = command('experiments/export_hf.py', *arguments)
   assert found.returncode == 1 and found.stderr.startswith('error: ') and 'exists' in found.stderr
+
+
+def test_a_class_that_takes_no_such_model_is_refused(tmp_path):
+  with pytest.raises(UserError, match='d_model = 64 is no multiple of model.num_heads = 6.*mistral'):
+    pick(model(num_heads=6, num_kv_heads=3, head_dim=10, max_positions=64), 'llama', asked=True)

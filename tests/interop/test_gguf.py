@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 import hf_fixtures
+import hf_folders
 from gguf_files import ARCH, fields, tensors, write, write_fixture
+from lns_jax.config import ModelConfig
+from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
 from lns_jax.interop import gguf as ours
-from lns_jax.interop import gguf_file, load
+from lns_jax.interop import families, gguf_file, gguf_write, load
 from lns_jax.models import transformer
 
 
@@ -288,3 +291,31 @@ def test_mistakes_are_one_sentence(path, tmp_path):
     with pytest.raises(UserError) as error:
       call()
     assert all(w in str(error.value) for w in words) and '\n' not in str(error.value), error.value
+
+
+ODD = ['x', '', -1, 0, 1.5, 2**40, float('nan'), True, [], ['a'], np.array([1, 2], np.int32)]
+
+
+@pytest.mark.parametrize('name', ['gpt2', 'llama_rope_yarn', 'llama_rope_llama3'])
+def test_metadata_of_any_value_is_understood_or_refused(name, tmp_path, monkeypatch):
+  """Whatever the format can hold, in every field that there is, is a model or one sentence."""
+  config = hf_folders.settings(name)
+  tokenizer = tokenizers.byte_tokenizer()
+  config['vocab_size'] = tokenizer.vocab_size
+  found, rng = hf_folders.tensors(name), np.random.default_rng(0)
+  for table in [n for n, x in found.items() if n.endswith(('wte.weight', 'lm_head.weight', 'embed_tokens.weight'))]:
+    found[table] = rng.standard_normal((tokenizer.vocab_size, found[table].shape[1])).astype(np.float32)
+  folder = hf_folders.write(tmp_path / 'hf', config, [found])
+  tokenizer.save(folder)
+  gguf_write.write(folder, tmp_path / 'm.gguf')
+  right = gguf_file.read(tmp_path / 'm.gguf')
+  for key in (*right.metadata, 'lns_jax.record', 'tokenizer.ggml.merges', 'tokenizer.ggml.eot_token_id'):
+    for value in ODD:
+      changed = right._replace(metadata=right.metadata | {key: value})
+      monkeypatch.setattr(gguf_file, 'read', lambda path, changed=changed: changed)
+      try:
+        opened = ours.GGUFWeights(tmp_path / 'm.gguf')
+        ModelConfig(**families.of(opened.config, opened.path)[1])
+        opened.tokenizer()
+      except UserError as error:
+        assert '\n' not in str(error), (key, value)

@@ -10,7 +10,7 @@ import pytest
 import hf_folders
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
-from lns_jax.interop import gguf, gguf_write, load, weights
+from lns_jax.interop import gguf, gguf_tokenizer, gguf_write, load, weights
 from lns_jax.models import transformer
 from tokenizer_cases import CORPUS, LIKE_LLAMA, TEXT, sentencepiece_model
 
@@ -152,3 +152,49 @@ def test_what_gguf_cannot_say_is_refused(tmp_path):
   out.write_text('')
   with pytest.raises(UserError, match='exists'):
     gguf_write.write(folder, out)
+
+
+def test_a_tokenizer_without_merges_comes_along(tmp_path):
+  folder, out = hf_folders.of_text(tmp_path), tmp_path / 'model.gguf'
+  gguf_write.write(folder, out)
+  assert load.load(out)[2].encode('naïve 🙂').tolist() == list('naïve 🙂'.encode())
+
+
+def test_a_file_that_lost_its_merges_is_refused(tmp_path, monkeypatch):
+  folder = hf_folders.of_text(tmp_path, tokenizer=tokenizers.train_bpe(['abc abc abc'], 262))
+  fields = gguf_tokenizer.fields
+  monkeypatch.setattr(gguf_tokenizer, 'fields', lambda *a: {**fields(*a), 'tokenizer.ggml.merges': []})
+  with pytest.raises(UserError, match='lacks the field tokenizer.ggml.merges'):
+    gguf_write.write(folder, tmp_path / 'model.gguf')
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_a_number_that_is_not_finite_is_named(value, tmp_path):
+  found = hf_folders.tensors('llama')
+  name = 'model.layers.1.mlp.up_proj.weight'
+  found[name][0, 0] = value
+  folder = hf_folders.write(tmp_path / 'hf', hf_folders.settings('llama'), [found])
+  with pytest.raises(UserError, match=f'{name} has a number that is not finite'):
+    gguf_write.write(folder, tmp_path / 'model.gguf')
+  assert not list(tmp_path.glob('model*'))
+
+
+def test_a_place_that_cannot_be_is_a_sentence(tmp_path, monkeypatch):
+  folder = hf_folders.folder('llama', tmp_path)
+  (tmp_path / 'link.gguf').symlink_to(tmp_path / 'nowhere')
+  for out, words in [('link.gguf', 'exists'), ('llama/config.json/a.gguf', 'cannot be made'),
+                     (f'{"x" * 300}.gguf', '300 bytes|305 bytes')]:
+    with pytest.raises(UserError, match=words):
+      gguf_write.write(folder, tmp_path / out)
+  def full(*_):
+    raise OSError(28, 'No space left on device')
+  monkeypatch.setattr(library.GGUFWriter, 'write_tensor_data', full)
+  with pytest.raises(UserError, match='No space left on device; nothing is left'):
+    gguf_write.write(folder, tmp_path / 'new' / 'a.gguf')
+  assert not (tmp_path / 'new').exists()
+
+
+def test_a_run_folder_is_told_the_way(tmp_path):
+  (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
+  with pytest.raises(UserError, match='export_hf.py --workdir='):
+    gguf_write.write(tmp_path / 'run', tmp_path / 'a.gguf')

@@ -15,7 +15,8 @@ import hf_folders
 import lns_jax
 from hf_folders import CLOSE, folder, reference, settings, tensors, write
 from lns_jax import UserError, sharding
-from lns_jax.config import MeshConfig
+from lns_jax.config import MeshConfig, ModelConfig
+from lns_jax.interop import families
 from lns_jax.models import layout
 
 
@@ -256,3 +257,59 @@ def test_a_checkpoint_of_the_papers_code_takes_its_scheme_from_the_caller(tmp_pa
   config, params, _ = lns_jax.load(path, scheme='post')
   assert 'attn_out_norm' in params['layers']['1']
   refused(path, 'layerscale', 'layers/1/attn_b', scheme='layerscale')
+
+
+ODD = [None, 'x', '', -1, 0, 1.5, 10**12, [], {}, [1], {'a': 1}, True, float('nan'), float('inf')]
+
+
+@pytest.mark.parametrize('name', ['gpt2', 'llama', 'llama_rope_longrope', 'mistral', 'olmo', 'qwen3', 'vit'])
+def test_a_field_of_any_value_is_understood_or_refused(name, tmp_path):
+  """Whatever JSON can hold, in every field and every field of a field, is settings or one sentence."""
+  right = settings(name)
+  inner = [(n, m) for n in ('rope_parameters', 'rope_scaling') if isinstance(right.get(n), dict)
+           for m in ('factor', 'attention_factor', 'beta_fast', 'truncate', *right[n])]
+  for path in [*((n,) for n in (*right, 'rope_scaling', 'layer_types', 'partial_rotary_factor')), *inner]:
+    for value in ODD:
+      config = json.loads(json.dumps(right))
+      (config[path[0]] if path[1:] else config)[path[-1]] = value
+      try:
+        ModelConfig(**families.of(config, 'config.json')[1])
+      except UserError as error:
+        assert '\n' not in str(error)
+
+
+@pytest.mark.parametrize('change, words', [
+    ({'num_attention_heads': 0}, ['num_attention_heads', '0']), ({'vocab_size': float('inf')}, ['vocab_size', 'inf']),
+    ({'num_hidden_layers': 10**12}, ['num_hidden_layers', '10000']), ({'head_dim': 10**12}, ['head_dim']),
+    ({'model_type': ['llama']}, ['model_type', "['llama']"]), ({'attention_bias': 'no'}, ['attention_bias', "'no'"]),
+    ({'rope_parameters': {'rope_type': 'linear', 'factor': 'x'}}, ['factor', "'x'"]),
+    ({'rope_parameters': {'rope_type': 'linear', 'rope_theta': [1]}}, ['rope_theta']),
+    ({'rope_parameters': 'none'}, ['rope_parameters', 'object']), ({'lns_jax': 'folded'}, ['lns_jax', 'damaged'])])
+def test_a_field_of_a_wrong_type_is_named(change, words, tmp_path):
+  refused(folder('llama', tmp_path, **change), *words)
+
+
+@pytest.mark.parametrize('text, words', [
+    ('[' * 100_000, ['not JSON']), ('{"weight_map": null}', ['weight_map', 'object']),
+    ('{"weight_map": [1]}', ['weight_map', 'object']),
+    (json.dumps({'weight_map': {'a': 'x' * 5000}}), ['which is not there'])])
+def test_an_index_that_is_none_is_refused(text, words, tmp_path):
+  path = folder('llama', tmp_path)
+  (path / 'model.safetensors.index.json').write_text(text)
+  refused(path, 'index.json', *words)
+
+
+@pytest.mark.parametrize('kind, dtype', [
+    ('I8', np.int8), ('BOOL', np.bool_), ('I64', np.int64), ('F8_E4M3', ml_dtypes.float8_e4m3fn),
+    ('F8_E5M2', ml_dtypes.float8_e5m2), ('C64', np.complex64)])
+def test_numbers_that_are_no_weights_as_they_stand_are_refused(kind, dtype, tmp_path):
+  path, name = folder('llama', tmp_path), 'model.layers.1.mlp.up_proj.weight'
+  header, data = {}, b''
+  for n, x in tensors('llama').items():
+    bytes_ = x.astype(dtype if n == name else x.dtype).tobytes()
+    header[n] = {'dtype': kind if n == name else 'F32', 'shape': x.shape,
+                 'data_offsets': [len(data), len(data + bytes_)]}
+    data += bytes_
+  text = json.dumps(header).encode()
+  (path / 'model.safetensors').write_bytes(len(text).to_bytes(8, 'little') + text + data)
+  refused(path, name, kind)

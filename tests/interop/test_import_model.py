@@ -128,6 +128,7 @@ def test_pickles_become_safetensors_and_code_in_them_is_refused(tmp_path):
   (source / 'pytorch_model.bin.index.json').write_text(json.dumps({'weight_map': {
       n: names[i % 2] for i, (n, _) in enumerate(items)}}))
   (source / 'modeling_evil.py').write_text('raise SystemExit')
+  (source / 'model.safetensors.index.json').write_text('{"weight_map": {"a": "gone.safetensors"}}')  # of other files
   assert from_bin.convert(source, tmp_path / 'new')['tensors'] == len(items)
   assert not (tmp_path / 'new' / 'modeling_evil.py').exists()
   config, params, _ = lns_jax.load(tmp_path / 'new')
