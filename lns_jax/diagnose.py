@@ -167,7 +167,8 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
   costs = {kind: m.passes(config) * len(on[kind].part(m.share)) for kind, m in table.items()}
   weights, compute = param.dtypes(config)
   mask = MASKS[config.family]
-  say(f'{name}: {len(table)} measures on {sample.words}, in {compute} with {weights} weights; {mask}'
+  say(f'{name}: {len(table)} measure{"s" * (len(table) != 1)} on {sample.words}, in {compute} with {weights} '
+      f'weights; {mask}'
       + (f'; {task.about["what"]}' if task else ''))
   with tqdm.tqdm(total=math.ceil(sum(costs.values())), unit='row', desc=name, mininterval=0.5, dynamic_ncols=True,
                  disable=jax.process_index() != 0) as bar, sharding.use(mesh):

@@ -43,6 +43,12 @@ def write(source, out, *, dtype: str = 'bfloat16') -> dict:
     raise UserError(f'{out} does not end in .gguf.')
   if dtype not in _KINDS:
     raise UserError(f'dtype = {dtype!r} is not known.{nearest(dtype, _KINDS)}')
+  where = files.absolute(source)
+  if not where.exists():
+    raise UserError(f'there is nothing at {source}; give a Hugging Face folder or a .gguf file.')
+  if (where / 'checkpoints').is_dir():
+    raise UserError(f'{source} is a run folder; export_hf.py --workdir={source} --out=FOLDER makes the Hugging Face '
+                    'folder of it that this reads.')
   opened = weights.open(source)
   config = ModelConfig(**families.of(opened.config, opened.path)[1])
   arch = _ARCH.get(opened.config['model_type'], opened.config['model_type'])
