@@ -17,6 +17,7 @@ MAX_TOKENS = flags.DEFINE_integer(
     'max_tokens', None, "Bound on the tokens, 0 for none; the run's own eval.max_tokens by default.", lower_bound=0)
 PARITY = flags.DEFINE_bool('parity', False, "Also the value that the paper's code would report.")
 QUANTISE = flags.DEFINE_enum('quantise', None, ['int8'], "Weights of the blocks' matrices; as saved by default.")
+flags.DEFINE_alias('model', 'workdir')
 flags.mark_flag_as_required('workdir')
 
 

@@ -18,6 +18,7 @@ DTYPE = flags.DEFINE_string('dtype', 'float32', 'Type of the tensors: float32, b
 SHARD_SIZE = flags.DEFINE_string('shard_size', '5GB', 'Largest size of a file.')
 STEP = flags.DEFINE_integer('step', None, 'Checkpoint of a run; the newest sound one by default.', lower_bound=0)
 MODEL_TYPE = flags.DEFINE_string('model_type', '', 'Class to export to, where several would do, such as mistral.')
+flags.DEFINE_alias('model', 'workdir')
 flags.mark_flags_as_required(['workdir', 'out'])
 
 

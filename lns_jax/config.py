@@ -185,7 +185,8 @@ def changed(config: RunConfig, groups: dict[str, dict[str, Any]]) -> RunConfig:
 def check_warmup(optimizer: OptimizerConfig, steps: int):
   """Refuses a warm-up that is longer than the run (equal is a pure warm-up)."""
   if optimizer.warmup_steps > steps:
-    raise UserError(f'optimizer.warmup_steps = {optimizer.warmup_steps} is longer than the run of {steps} steps.')
+    raise UserError(f'optimizer.warmup_steps = {optimizer.warmup_steps} is longer than the run of {steps} steps; '
+                    'give --config.optimizer.warmup_steps=N.')
 
 
 def _neighbours(value: int, divisor: int) -> str:

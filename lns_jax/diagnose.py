@@ -175,7 +175,8 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
   folder.mkdir(exist_ok=True)
   weights, compute = param.dtypes(config)
   mask = MASKS[config.family]
-  say(f'{name}: {len(table)} measures on {sample.words}, in {compute} with {weights} weights; {mask}'
+  say(f'{name}: {len(table)} measure{"s" * (len(table) != 1)} on {sample.words}, in {compute} with {weights} '
+      f'weights; {mask}'
       + (f'; {task.about["what"]}' if task else ''))
   taken = _take(folder, name, config, params, table, sample, task, seed)
   for kind, why in taken.refused.items():

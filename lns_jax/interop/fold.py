@@ -112,6 +112,8 @@ def retrofit(config: config_lib.ModelConfig, params, scheme: str = 'lns'):
   if schemes.learns(target) or schemes.grows(target):
     raise UserError(f'scheme {target.scheme!r} has factors that training moves, which say nothing of an old model; '
                     "'lns' has fixed ones.")
+  if config.scheme == scheme != plain_scheme(target):
+    raise UserError(f'this model has scheme {scheme!r} already.')
   return _factored(config, layout.unstack(params), target)
 
 

@@ -45,6 +45,8 @@ def write(source, out, *, dtype: str = 'bfloat16') -> dict:
   if load.is_run(source):
     raise UserError(f'{source} is a run folder; export_hf.py --workdir={source} --out=FOLDER writes it as one that can '
                     'become a GGUF file.')
+  if not files.absolute(source).exists():
+    raise UserError(f'there is nothing at {source}; give a Hugging Face folder or a .gguf file.')
   opened = weights.open(source)
   config = ModelConfig(**families.of(opened.config, opened.path)[1])
   arch = _ARCH.get(opened.config['model_type'], opened.config['model_type'])
