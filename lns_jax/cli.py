@@ -167,7 +167,8 @@ def run(main: Callable, *, arguments: str = '',
       sys.exit(75)
     except KeyboardInterrupt:
       print(f'interrupted; {interrupted}.', file=sys.stderr, flush=True)
-      sys.exit(130)
+      sys.stdout.flush()
+      os._exit(130)  # an orderly end would wait for the program that the device is running, for minutes of some
     if result is not None:
       print(json.dumps(files.finite(result), allow_nan=False), flush=True)
   app.run(guarded, flags_parser=lambda argv: _parse(argv, bool(arguments)))

@@ -143,7 +143,7 @@ def write_json(path: pathlib.Path, value):
 def read_json(path: pathlib.Path) -> dict:
   """A JSON object. Raises UserError when there is none."""
   try:
-    found = json.loads(path.read_text(encoding='utf-8'))
+    found = json.loads(path.read_text(encoding='utf-8-sig'))
   except OSError as e:
     raise UserError(f'{path} cannot be read: {e.strerror or e}.') from None
   except (ValueError, RecursionError) as e:

@@ -33,6 +33,9 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max
     'accuracy' and 'images' take the place of the middle three.
   """
   trained_step, config = load_run_config(workdir, step)
+  if config.model.family == 'encoder':
+    raise UserError(f'{workdir} is an encoder, which has no split of its own; diagnose.py measures it on any text, and '
+                    'evaluate_tasks.py --squad its answers.')
   if max_tokens is not None and config.model.family != 'decoder':
     raise UserError(f'{workdir} is a model of images, which --max_tokens does not bound; a split is evaluated whole.')
   if parity and config.model.family != 'decoder':

@@ -130,3 +130,19 @@ def test_a_mistake_with_images_is_one_sentence_and_starts_nothing(arguments, wor
   assert run.returncode == 1 and not (tmp_path / 'run').exists()
   line, = run.stderr.strip().splitlines()
   assert all(w in line for w in words)
+
+
+def test_ctrl_c_ends_the_command_while_something_still_runs():
+  # a compiled program on the device goes on like this thread, and an orderly exit waits for it
+  program = '''
+import threading, time
+from lns_jax import cli
+def main():
+  threading.Thread(target=time.sleep, args=(60,)).start()
+  raise KeyboardInterrupt
+cli.run(main, interrupted='nothing is kept')
+'''
+  start = time.perf_counter()
+  result = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=50)
+  assert result.returncode == 130 and result.stderr == 'interrupted; nothing is kept.\n'
+  assert time.perf_counter() - start < 30

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
-from lns_jax.data import choices
+from lns_jax.data import choices, mmlu_dev
 from lns_jax.errors import UserError
 
 PAPER = ('mmlu', 'boolq', 'arc_easy', 'piqa', 'hellaswag', 'openbookqa', 'winogrande')
@@ -74,7 +74,7 @@ def build(manager, specs: Sequence, data_dir: str, num_fewshot: int | None, fold
 
 def _known(manager, name: str) -> str:
   if name not in manager.all_tasks:
-    close = difflib.get_close_matches(name, manager.all_tasks, n=3)
+    close = difflib.get_close_matches(name, [*mmlu_dev.NAMES, *manager.all_tasks], n=3)
     raise UserError(f'lm-eval has no task {name!r}' + (f'; it has {", ".join(close)}.' if close else '; the paper has '
                     f'{", ".join(PAPER)}, and --include_path names a folder with tasks of your own.'))
   return name

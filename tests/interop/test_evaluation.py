@@ -203,3 +203,8 @@ def test_the_command(folder, tmp_path):
   assert run.returncode == 0, run.stderr
   assert '|mine ' in run.stderr and len(run.stdout.splitlines()) == 1
   assert json.loads(run.stdout)['tasks']['mine']['acc'] == 0.5
+
+
+def test_a_task_of_ours_is_among_the_names_that_are_near():
+  with pytest.raises(UserError, match='mmlu_dev'):
+    evaluation.evaluate('model', ['mmlu_def'])
