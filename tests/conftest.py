@@ -1,6 +1,7 @@
 """Eight forced host devices, quick compiles, and one cache of data and programs for the whole session."""
 
 import os
+import pathlib
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 FLAGS = '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
@@ -20,3 +21,12 @@ def cache(tmp_path_factory):
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
   jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
   return root / 'lns_jax_cache'
+
+
+@pytest.fixture(scope='module', autouse=True)
+def programs():
+  """Compiled programs go before a process has too many: each maps memory, and with 65,530 pieces Linux gives no more."""
+  yield
+  maps = pathlib.Path('/proc/self/maps')
+  if maps.exists() and maps.read_bytes().count(b'\n') > 25_000:
+    jax.clear_caches()
