@@ -12,6 +12,9 @@ from lns_jax.models import layout, loss, transformer
 from tiny import batch, leaves_close, model, params
 
 SCHEMES = sorted(schemes.SCHEMES)
+# One of each kind of row in the fast tier; the others in the slow one.
+KINDS = ('pre', 'lns', 'lns_learned', 'mix', 'deepnorm', 'peri', 'gpas', 'prores', 'completep')
+BY_TIER = [s if s in KINDS else pytest.param(s, marks=pytest.mark.slow) for s in SCHEMES]
 FORWARD = jax.jit(transformer.forward, static_argnums=0)
 
 
@@ -135,7 +138,7 @@ def test_learned_factors_receive_a_gradient(scheme):
 
 
 @pytest.mark.parametrize('norm', ['rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt'])
-@pytest.mark.parametrize('scheme', ['lns', 'peri', 'deepnorm'])
+@pytest.mark.parametrize('scheme', ['lns', *(pytest.param(s, marks=pytest.mark.slow) for s in ('peri', 'deepnorm'))])
 def test_every_norm_trains_in_both_loops(norm, scheme):
   settings = dict(norm=norm, scheme=scheme, num_layers=3)
   config, scanned, b = model(**settings), model(**settings, loop='scan'), batch()
@@ -158,7 +161,7 @@ def test_scan_equals_unrolled(scheme):
   leaves_close(layout.unstack(other_grads), grads, 2e-5)
 
 
-@pytest.mark.parametrize('scheme', SCHEMES)
+@pytest.mark.parametrize('scheme', BY_TIER)
 def test_scan_equals_unrolled_in_float64(scheme):
   with jax.enable_x64(True):
     settings = dict(scheme=scheme, num_layers=3, mix_fraction=0.5, d_model=16, d_ff=32, precision='float64',
@@ -180,7 +183,7 @@ def test_remat_changes_no_number(loop):
   leaves_close(grads[1], grads[0], 1e-5)
 
 
-@pytest.mark.parametrize('scheme', SCHEMES)
+@pytest.mark.parametrize('scheme', BY_TIER)
 def test_forward_and_gradient_are_finite_at_depth_96(scheme):
   config = model(scheme=scheme, num_layers=96, d_model=16, d_ff=32, loop='scan', init_std=0.02, init='paper')
   p, b = params(config, random_gains=False), batch(2, 8)

@@ -245,7 +245,8 @@ def test_the_first_token_sees_the_last_patch():
   assert np.abs(before[1, :, 0] - after[1, :, 0]).max() > 1e-3
 
 
-@pytest.mark.parametrize('scheme', ['lns', 'layerscale', 'mix'])
+@pytest.mark.parametrize('scheme', [pytest.param('lns', marks=pytest.mark.slow), 'layerscale', pytest.param(
+    'mix', marks=pytest.mark.slow)])
 def test_scan_equals_unrolled(scheme):
   config, scanned = (model(scheme=scheme, mix_fraction=0.4, loop=loop) for loop in ('unrolled', 'scan'))
   p, b = params(config), batch(config)

@@ -75,7 +75,8 @@ def test_a_fully_masked_batch_is_no_nan_and_no_change():
 
 
 @pytest.mark.parametrize('loop, mesh', [
-    ('scan', (2, 1, 1)), ('scan', (8, 1, 1)), ('scan', (1, 4, 1)), ('scan', (2, 2, 2)), ('unrolled', (2, 2, 2))])
+    pytest.param('scan', (2, 1, 1), marks=pytest.mark.slow), ('scan', (8, 1, 1)),
+    pytest.param('scan', (1, 4, 1), marks=pytest.mark.slow), ('scan', (2, 2, 2)), ('unrolled', (2, 2, 2))])
 def test_devices_do_not_matter(loop, mesh):
   """Known faults O5 and P4: per-device means and per-shard norms."""
   one, metrics = step(run(clip=0.5, scheme='lns', loop=loop), ragged(), updates=2)
