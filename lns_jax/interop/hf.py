@@ -29,8 +29,8 @@ def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=No
     known: the families that the weights may be of, by model_type.
 
   Raises:
-    UserError: a field of config.json is not understood; a tensor is missing, misshapen, or one that no part of the
-      model stands for.
+    UserError: a field of config.json is not understood; a tensor is missing, misshapen, not finite, or one that no
+      part of the model stands for.
   """
   where = weights.path / 'config.json' if weights.path.is_dir() else weights.path
   family, settings = families.of(weights.config, where, known)
@@ -111,6 +111,15 @@ def _params(weights: Weights, config: ModelConfig, entries, stored: dict[str, st
     for e in of_tensor:
       leaf = e.read(tensor, config)
       kind = None if e.ours.rpartition('/')[2] in schemes.LEARNED else dtype
-      leaf = np.ascontiguousarray(leaf if kind is None else leaf.astype(jnp.dtype(kind)))
+      with np.errstate(over='ignore'):  # what does not fit is refused below
+        leaf = np.ascontiguousarray(leaf if kind is None else leaf.astype(jnp.dtype(kind)))
       placed[e.ours] = jax.device_put(leaf, sharding if places is None else places[e.ours]).block_until_ready()
+      if not _all_finite(placed[e.ours]):
+        raise UserError(f'{weights.path}: tensor {name} holds NaN or infinity, as {leaf.dtype}; the model is damaged, '
+                        'or its numbers do not fit that type.')
   return names.nested(placed)
+
+
+@jax.jit  # one program a shape, which needs no memory of the tensor's size
+def _all_finite(x: jax.Array) -> jax.Array:
+  return jnp.all(jnp.isfinite(x))

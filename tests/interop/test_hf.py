@@ -313,3 +313,20 @@ def test_numbers_that_are_no_weights_as_they_stand_are_refused(kind, dtype, tmp_
   text = json.dumps(header).encode()
   (path / 'model.safetensors').write_bytes(len(text).to_bytes(8, 'little') + text + data)
   refused(path, name, kind)
+
+
+@pytest.mark.parametrize('wrong', [np.nan, -np.inf])
+def test_a_tensor_that_is_not_finite_is_named(wrong, tmp_path):
+  have = tensors('gpt2')
+  name = 'transformer.h.1.attn.c_attn.weight'
+  have[name] = have[name].copy()
+  have[name][3, 40] = wrong  # among the keys: one of the three parts of the tensor
+  refused(write(tmp_path / 'bad', settings('gpt2'), [have]), name, 'NaN or infinity')
+
+
+def test_numbers_that_a_narrower_type_does_not_hold_are_named(tmp_path):
+  have = tensors('llama')
+  have['model.norm.weight'] = have['model.norm.weight'] * 1e6
+  path = write(tmp_path / 'large', settings('llama'), [have])
+  lns_jax.load(path)
+  refused(path, 'model.norm.weight', 'float16', dtype='float16')
