@@ -18,7 +18,7 @@ from lns_jax.errors import UserError, nearest
 from lns_jax.interop import card, config_json, families, fields, fold, names, shards, tokenizer_files
 from lns_jax.interop.load import is_run, load, load_run_config
 from lns_jax.interop.text_rules import LENGTH
-from lns_jax.models import layout, transformer
+from lns_jax.models import by_layer, layout, transformer
 from lns_jax.train import run_info
 
 AUTO = {'decoder': 'AutoModelForCausalLM', 'vit': 'AutoModelForImageClassification'}
@@ -175,17 +175,14 @@ def _write(folder, name: str, origin: Origin, model_type: str, plain, params, re
 
 def _tensors(plain, params, family: families.Family, dtype):
   """({name: shape}, name -> tensor) as Hugging Face has them."""
-  leaves, entries = names.flat(layout.unstack(params)), {}
+  leaves, entries = dict(by_layer.leaves(layout.unstack(params))), {}
   for e in names.table(plain, family.rows):
     entries.setdefault(e.theirs, []).append(e)
   def get(name):
     parts = sorted(entries[name], key=lambda e: e.part)
     arrays = [e.write(np.asarray(leaves[e.ours]), plain) for e in parts]
-    return _cast(name, arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=-1), dtype)
-  def shape(of):
-    first = jax.eval_shape(lambda x: of[0].write(x, plain), leaves[of[0].ours]).shape
-    return (*first[:-1], first[-1] * len(of))
-  return {name: shape(of) for name, of in entries.items()}, get
+    return _cast(name, arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=parts[0].axis), dtype)
+  return {name: of[0].whole(leaves[of[0].ours], plain) for name, of in entries.items()}, get
 
 
 def _cast(name: str, x: np.ndarray, dtype) -> np.ndarray:

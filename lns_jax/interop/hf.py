@@ -12,7 +12,7 @@ from lns_jax.errors import UserError
 from lns_jax.interop import families, names
 from lns_jax.interop.fields import RECORD
 from lns_jax.interop.weights import Weights
-from lns_jax.layers import schemes
+from lns_jax.models import by_layer
 
 PAPERS = 'max_sequence_length'  # a field that only the paper's code writes, and nobody reads
 
@@ -24,7 +24,7 @@ def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=No
   Args:
     weights: an opened folder or file.
     scheme: norm placement of weights that do not say theirs: those of the paper's code call themselves plain Llama.
-    dtype: type that parameters are cast to, learned factors apart; as stored by default.
+    dtype: type that parameters are cast to; as stored by default.
     sharding: where they are placed: one for all, or a tree; the default device by default.
     known: the families that the weights may be of, by model_type.
 
@@ -43,7 +43,7 @@ def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=No
   prefix = _prefix(weights, family)
   stored = {e.ours: _stored(e.theirs, prefix, family, weights) for e in entries}
   _check(weights, config, entries, stored, family)
-  _check_tie(weights, config, stored, prefix, family)
+  _check_tie(weights, config, stored, family)
   return config, _params(weights, config, entries, stored, dtype, sharding)
 
 
@@ -66,16 +66,14 @@ def _stored(name: str, prefix: str, family: families.Family, weights: Weights) -
 
 def _check(weights: Weights, config: ModelConfig, entries, stored: dict[str, str], family: families.Family):
   """Refuses missing, misshapen and unknown tensors, each by name."""
-  parts = {}
-  for e, shape in zip(entries, names.shapes(config).values()):
-    wanted = jax.eval_shape(lambda x, e=e: e.write(x, config), shape).shape
-    parts.setdefault(stored[e.ours], []).append(e.whole(wanted))
+  shapes = names.shapes(config)
+  parts = {stored[e.ours]: e.whole(shapes[e.ours], config) for e in entries}
   for name, wanted in parts.items():
     if name not in weights.shapes:
       raise UserError(f'{weights.path} has no tensor {name}, which its config.json asks for.')
-    if weights.shapes[name] != wanted[0]:
+    if weights.shapes[name] != wanted:
       raise UserError(f'{weights.path}: tensor {name} has shape {list(weights.shapes[name])}, where config.json asks '
-                      f'for {list(wanted[0])}.')
+                      f'for {list(wanted)}.')
   tied = (family.tied,) if config.tie_embeddings else ()
   again = [n.replace(*a) for n in parts for a in family.aliases if a[0] in n]
   others = [n for n in weights.shapes if n not in (*parts, *tied, *again)]
@@ -90,7 +88,7 @@ def _check(weights: Weights, config: ModelConfig, entries, stored: dict[str, str
                     f"{', '.join(unused)} {'are' if unused[1:] else 'is'}")
 
 
-def _check_tie(weights: Weights, config: ModelConfig, stored, prefix: str, family: families.Family):
+def _check_tie(weights: Weights, config: ModelConfig, stored: dict[str, str], family: families.Family):
   """Refuses a head of its own in a model whose config says that the embedding is the head."""
   if not config.tie_embeddings or family.tied not in weights.shapes:
     return
@@ -102,7 +100,7 @@ def _check_tie(weights: Weights, config: ModelConfig, stored, prefix: str, famil
 def _params(weights: Weights, config: ModelConfig, entries, stored: dict[str, str], dtype, sharding) -> dict:
   """The tree, each leaf cast and placed as soon as it is read."""
   placed = {}
-  places = None if sharding is None or isinstance(sharding, jax.sharding.Sharding) else names.flat(sharding)
+  places = None if sharding is None or isinstance(sharding, jax.sharding.Sharding) else dict(by_layer.leaves(sharding))
   by_tensor = {}
   for e in entries:
     by_tensor.setdefault(stored[e.ours], []).append(e)
@@ -110,9 +108,8 @@ def _params(weights: Weights, config: ModelConfig, entries, stored: dict[str, st
     tensor = weights.get(name)
     for e in of_tensor:
       leaf = e.read(tensor, config)
-      kind = None if e.ours.rpartition('/')[2] in schemes.LEARNED else dtype
       with np.errstate(over='ignore'):  # what does not fit is refused below
-        leaf = np.ascontiguousarray(leaf if kind is None else leaf.astype(jnp.dtype(kind)))
+        leaf = np.ascontiguousarray(leaf if dtype is None else leaf.astype(jnp.dtype(dtype)))
       placed[e.ours] = jax.device_put(leaf, sharding if places is None else places[e.ours]).block_until_ready()
       if not _all_finite(placed[e.ours]):
         raise UserError(f'{weights.path}: tensor {name} holds NaN or infinity, as {leaf.dtype}; the model is damaged, '

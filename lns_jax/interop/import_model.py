@@ -13,7 +13,6 @@ from lns_jax.data import dataset, tokenizers
 from lns_jax.errors import UserError
 from lns_jax.interop import fold, load, save
 from lns_jax.interop.text_rules import SEQ_LEN
-from lns_jax.models import layout
 
 
 def import_model(model, workdir, *, scheme: str | None = None, retrofit: str = '', dtype: str | None = None,
@@ -41,7 +40,7 @@ def import_model(model, workdir, *, scheme: str | None = None, retrofit: str = '
     raise UserError(f'{model} is a run folder already; the commands open it as it is.')
   config, params, tokenizer = load.load(model, scheme=scheme, dtype=dtype)
   if retrofit:
-    config, params = fold.retrofit(config, layout.unstack(params), retrofit)
+    config, params = fold.retrofit(config, params, retrofit)
   run = _settings(config, tokenizer, seq_len)
   origin = {'path': str(files.absolute(model)), 'retrofit': retrofit or None, 'removed_layers': []}
   corpus_hash = None
@@ -49,7 +48,7 @@ def import_model(model, workdir, *, scheme: str | None = None, retrofit: str = '
     run = config_lib.changed(run, {'data': {'tokenizer': str(out / 'tokenizer')}})
     if config.family == 'decoder':  # an encoder has no rows of its own
       corpus_hash = _corpus_hash(run, tokenizer)
-  save.write(out, run, layout.unstack(params), step=0, origin=origin, corpus_hash=corpus_hash,
+  save.write(out, run, params, step=0, origin=origin, corpus_hash=corpus_hash,
              tokenizer=None if tokenizer is None else tokenizer.save)
   leaves = jax.tree.leaves(params)
   return {'workdir': str(out), 'model': str(model), 'scheme': config.scheme, 'layers': config.num_layers,

@@ -1,6 +1,7 @@
 """The one table between our parameters and the tensors of a Hugging Face folder; it drives import and export."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ import jax
 
 from lns_jax.config import ModelConfig
 from lns_jax.errors import UserError
-from lns_jax.models import layout, transformer
+from lns_jax.models import by_layer, layout, transformer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +61,9 @@ class Entry:
     """The tensor, or its part, from the leaf."""
     return self.form.theirs(leaf, config)
 
-  def whole(self, part_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The tensor's shape, from that of its part."""
-    shape = list(part_shape)
+  def whole(self, leaf, config: ModelConfig) -> tuple[int, ...]:
+    """The whole tensor's shape, from the leaf or its `jax.ShapeDtypeStruct`."""
+    shape = list(jax.eval_shape(lambda x: self.write(x, config), leaf).shape)
     shape[self.axis] *= self.part[1]
     return tuple(shape)
 
@@ -110,6 +111,16 @@ def _gpt2() -> list[Entry]:
   return rows
 
 
+def _encoder_layer(at: str, ours: str, inside: str) -> list[Entry]:
+  """The projections of a layer as ViT and BERT name them. inside: the part of the attention with q, k and v."""
+  rows = []
+  for n, name in (('q', 'query'), ('k', 'key'), ('v', 'value')):
+    rows += both(f'{ours}/attn/{n}', f'{at}.attention.{inside}.{name}', HEADS_IN)
+  rows += both(f'{ours}/attn/o', f'{at}.attention.output.dense', HEADS_OUT)
+  rows += both(f'{ours}/mlp/up', f'{at}.intermediate.dense', LINEAR)
+  return rows + both(f'{ours}/mlp/down', f'{at}.output.dense', LINEAR)
+
+
 def _vit() -> list[Entry]:
   at, ours = 'vit.encoder.layer.{i}', 'layers/{l}'
   rows = [Entry('embed/patch', 'vit.embeddings.patch_embeddings.projection.weight', PATCHES),
@@ -120,12 +131,7 @@ def _vit() -> list[Entry]:
   rows += _norm('final_norm', 'vit.layernorm')
   rows += _norm(f'{ours}/attn_in_norm', f'{at}.layernorm_before')
   rows += _norm(f'{ours}/mlp_in_norm', f'{at}.layernorm_after')
-  for n, name in (('q', 'query'), ('k', 'key'), ('v', 'value')):
-    rows += both(f'{ours}/attn/{n}', f'{at}.attention.attention.{name}', HEADS_IN)
-  rows += both(f'{ours}/attn/o', f'{at}.attention.output.dense', HEADS_OUT)
-  rows += both(f'{ours}/mlp/up', f'{at}.intermediate.dense', LINEAR)
-  rows += both(f'{ours}/mlp/down', f'{at}.output.dense', LINEAR)
-  return rows
+  return rows + _encoder_layer(at, ours, 'attention')
 
 
 def _bert() -> list[Entry]:
@@ -135,11 +141,7 @@ def _bert() -> list[Entry]:
   rows += _norm('embed_norm', 'bert.embeddings.LayerNorm')
   rows += _norm(f'{ours}/attn_out_norm', f'{at}.attention.output.LayerNorm')
   rows += _norm(f'{ours}/mlp_out_norm', f'{at}.output.LayerNorm')
-  for n, name in (('q', 'query'), ('k', 'key'), ('v', 'value')):
-    rows += both(f'{ours}/attn/{n}', f'{at}.attention.self.{name}', HEADS_IN)
-  rows += both(f'{ours}/attn/o', f'{at}.attention.output.dense', HEADS_OUT)
-  rows += both(f'{ours}/mlp/up', f'{at}.intermediate.dense', LINEAR)
-  rows += both(f'{ours}/mlp/down', f'{at}.output.dense', LINEAR)
+  rows += _encoder_layer(at, ours, 'self')
   rows += both('head/dense', f'{head}.transform.dense', LINEAR) + _norm('head/norm', f'{head}.transform.LayerNorm')
   rows += [Entry('head/table', f'{head}.decoder.weight'), Entry('head/bias', f'{head}.bias')]
   return rows + both('head/span', 'qa_outputs', AS_IS)
@@ -151,14 +153,8 @@ VIT = _vit()
 BERT = _bert()
 
 
-def flat(tree) -> dict:
-  """{path: leaf}, paths as 'layers/7/attn/q'."""
-  return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf
-          for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
 def nested(leaves: dict) -> dict:
-  """The inverse of `flat`."""
+  """The tree whose `by_layer.leaves` these are."""
   tree = {}
   for path, leaf in leaves.items():
     *above, last = path.split('/')
@@ -169,9 +165,11 @@ def nested(leaves: dict) -> dict:
   return tree
 
 
+@functools.lru_cache(maxsize=4)  # a model of 30 layers takes a quarter of a second, and is asked for several times
 def shapes(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
   """{path: shape and type} of the model's parameters, one layer an entry."""
-  return flat(jax.eval_shape(lambda: layout.unstack(transformer.unprofiled(config, jax.random.key(0)))))
+  return dict(by_layer.leaves(
+      jax.eval_shape(lambda: layout.unstack(transformer.unprofiled(config, jax.random.key(0))))))
 
 
 def table(config: ModelConfig, rows: list[Entry]) -> list[Entry]:

@@ -11,7 +11,7 @@ from lns_jax import files
 from lns_jax.errors import UserError
 from lns_jax.interop import names
 from lns_jax.interop.load import load_run_config
-from lns_jax.models import layout
+from lns_jax.models import by_layer, layout
 from lns_jax.train import checkpoint, run_info
 
 # Left beside the weights, so that training on from them is one flag.
@@ -95,7 +95,7 @@ def write(out: pathlib.Path, run: config_lib.RunConfig, canonical, *, step: int,
 def _check_shapes(config: config_lib.ModelConfig, canonical):
   """Refuses parameters that a model of these settings does not have."""
   wanted, given = ({name: x.shape for name, x in leaves.items()}
-                   for leaves in (names.shapes(config), names.flat(canonical)))
+                   for leaves in (names.shapes(config), dict(by_layer.leaves(canonical))))
   for name in sorted(wanted | given):
     if wanted.get(name) != given.get(name):
       raise UserError(f'the parameters have {given.get(name, "nothing")} at {name} where the model has '

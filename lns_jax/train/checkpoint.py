@@ -27,6 +27,7 @@ from jax.experimental import multihost_utils
 
 from lns_jax.config import CheckpointConfig
 from lns_jax.errors import UserError
+from lns_jax.models import by_layer
 from lns_jax.train import manifest
 
 _ARRAYS = ('params', 'opt_state')
@@ -352,8 +353,7 @@ def _abstract(leaf) -> jax.ShapeDtypeStruct:
 
 def _leaves(tree) -> dict[str, str]:
   """'layers/7/attn/q' -> '(64, 64) float32'."""
-  return {jax.tree_util.keystr(path, simple=True, separator='/'): f'{tuple(leaf.shape)} {np.dtype(leaf.dtype)}'
-          for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+  return {path: f'{tuple(leaf.shape)} {np.dtype(leaf.dtype)}' for path, leaf in by_layer.leaves(tree)}
 
 
 def _check_leaves(path: epath.Path, item: str, like):
