@@ -132,6 +132,10 @@ class CheckpointConfig(Section):
   checksums: bool = setting(True, 'Whether every file is checksummed at saving and checked at restoring.')
 
 
+# Axes of every mesh, the outermost first: neighbours along the last are neighbours on the chips' own links.
+AXES = ('data', 'stage', 'fsdp', 'sequence', 'tensor')
+
+
 @dataclasses.dataclass(frozen=True)
 class MeshConfig(Section):
   """Devices by axis; -1 takes what is left."""
@@ -140,11 +144,23 @@ class MeshConfig(Section):
   data: int = setting(-1, 'Devices that hold different rows and the same parameters.', low=-1)
   fsdp: int = setting(1, 'Devices that hold different rows and share the parameters.', low=-1)
   tensor: int = setting(1, 'Devices that share heads, MLP width and vocabulary.', low=-1)
+  sequence: int = setting(1, 'Devices that share the positions of a row; keys and values are gathered.', low=-1)
+  stage: int = setting(1, 'Stages of a pipeline, each with its share of the layers; needs model.loop = scan.', low=-1)
+  slices: int = setting(1, 'Slices of a pod, which `across` goes over by the slower network.', low=1)
+  across: str = setting('data', 'The axis whose outer part goes over slices.', choices=('data', 'fsdp', 'stage'))
 
   def check(self):
-    sizes = dataclasses.asdict(self)
+    sizes = {axis: getattr(self, axis) for axis in AXES}
     if any(n == 0 for n in sizes.values()) or list(sizes.values()).count(-1) > 1:
       raise UserError(f'mesh sizes must be positive with at most one -1, got {sizes}.')
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileConfig(Section):
+  """A trace of what the devices do, for TensorBoard's or xprof's trace viewer."""
+
+  NAME = 'profile'
+  steps: str = setting('', "Steps that are traced, as '10:13' for 10, 11 and 12; empty: none.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +174,7 @@ class RunConfig(Section):
   eval: EvalConfig = EvalConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
   mesh: MeshConfig = MeshConfig()
+  profile: ProfileConfig = ProfileConfig()
 
   @property
   def row_tokens(self) -> int:

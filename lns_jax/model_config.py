@@ -147,7 +147,18 @@ class ModelConfig(Section):
   precision: str = setting('auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS)
   loop: str = setting(
       'unrolled', 'unrolled: static layer index; scan: one compiled body a run.', choices=('unrolled', 'scan'))
-  remat: str = setting('none', 'Activations recomputed in the backward pass.', choices=('none', 'full'))
+  remat: str = setting(
+      'none', 'What a layer leaves for its backward pass. none: everything; names: the outputs of its projections and of '
+      'attention; offload: those, in the host\'s memory (TPU, GPU); full: its input alone.',
+      choices=('none', 'names', 'offload', 'full'))
+  attention: str = setting(
+      'auto', 'What computes attention. xla: plain products; splash: the kernel for TPUs that never holds all scores; '
+      'auto: splash where platform and shape suit it.', choices=('auto', 'xla', 'splash'))
+  matmul: str = setting(
+      'plain', 'Products of the blocks\' matrices. plain: in the compute type; fp8: of 8-bit floats, by qwix, where the '
+      'chip has them.', choices=('plain', 'fp8'))
+  microbatches: int = setting(
+      0, 'Parts of a batch that follow each other through the stages of a pipeline; 0: as many as stages.', low=0)
 
   @property
   def reads_text(self) -> bool:

@@ -1,39 +1,21 @@
-"""The mesh and the one table that says which logical axis lies on which mesh axis."""
+"""Meshes, and where parameters and batches lie on them; the rules are in `lns_jax.mesh`."""
 
-import contextlib
 import math
 
 import flax.linen as nn
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lns_jax.config import MeshConfig, ModelConfig
+from lns_jax.config import AXES, MeshConfig, ModelConfig
 from lns_jax.errors import UserError
+from lns_jax.mesh import ROWS, RULES, use  # `use` named here for all
 from lns_jax.models import layout, transformer
-
-# logical axis -> mesh axes. Parameters are split by fsdp over D and by tensor over heads, MLP width and
-# vocabulary; rows of a batch lie on data and fsdp together.
-RULES = (
-    ('batch', ('data', 'fsdp')),
-    ('seq', None),
-    ('stream', None),
-    ('embed', 'fsdp'),
-    ('vocab', 'tensor'),
-    ('heads', 'tensor'),
-    ('kv_heads', 'tensor'),
-    ('head_dim', None),
-    ('mlp', 'tensor'),
-    ('norm', None),
-    ('patch', None),
-    ('position', None),
-    ('span', None),
-)
 
 
 def make_mesh(settings: MeshConfig, devices=None) -> Mesh:
   """A mesh over all devices. Raises UserError when the sizes do not multiply to their number."""
   devices = jax.devices() if devices is None else devices
-  sizes = {name: getattr(settings, name) for name in ('data', 'fsdp', 'tensor')}
+  sizes = {name: getattr(settings, name) for name in AXES}
   known = math.prod(n for n in sizes.values() if n > 0)
   sizes = {name: len(devices) // known if n == -1 else n for name, n in sizes.items()}
   if math.prod(sizes.values()) != len(devices):
@@ -43,21 +25,14 @@ def make_mesh(settings: MeshConfig, devices=None) -> Mesh:
   return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto, devices=devices)
 
 
-@contextlib.contextmanager
-def use(mesh: Mesh):
-  """Makes the mesh and the rules known to the constraints inside the model."""
-  with mesh, nn.logical_axis_rules(RULES):
-    yield
-
-
 def batch_parts(mesh: Mesh) -> int:
   """Number of parts that a batch is split into."""
-  return mesh.shape['data'] * mesh.shape['fsdp']
+  return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def batch(mesh: Mesh) -> NamedSharding:
   """Sharding of [B, ...] inputs."""
-  return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
+  return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -83,7 +58,8 @@ def params(mesh: Mesh, config: ModelConfig):
 
 
 def _stacked(shardings, mesh: Mesh, config: ModelConfig):
-  """Adds the unsharded layer axis of the scanned layout."""
-  add = lambda s: NamedSharding(mesh, PartitionSpec(None, *s.spec))
+  """Adds the layer axis of the scanned layout."""
+  over, = nn.logical_to_mesh_axes(('layers',), RULES)
+  add = lambda s: NamedSharding(mesh, PartitionSpec(over, *s.spec))
   layers = {layout.run_name(run): jax.tree.map(add, shardings['layers'][str(run[0])]) for run in layout.runs(config)}
   return {**shardings, 'layers': layers}

@@ -11,14 +11,15 @@ from tiny import model
 
 
 def test_minus_one_takes_what_is_left():
-  assert dict(sharding.make_mesh(MeshConfig(data=-1, fsdp=2, tensor=2)).shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}
+  assert dict(sharding.make_mesh(MeshConfig(data=-1, fsdp=2, tensor=2)).shape) == {
+      'data': 2, 'stage': 1, 'fsdp': 2, 'sequence': 1, 'tensor': 2}
   with pytest.raises(UserError, match='8 devices'):
     sharding.make_mesh(MeshConfig(data=3))
   with pytest.raises(UserError, match='8 devices'):
     sharding.make_mesh(MeshConfig(data=-1, fsdp=3))
 
 
-@pytest.mark.parametrize('loop, lead, name', [('unrolled', (), '1'), ('scan', (None,), '1-2')])
+@pytest.mark.parametrize('loop, lead, name', [('unrolled', (), '1'), ('scan', ('stage',), '1-2')])
 def test_rules(loop, lead, name):
   mesh = sharding.make_mesh(MeshConfig(fsdp=2, tensor=2))
   where = sharding.params(mesh, model(loop=loop))

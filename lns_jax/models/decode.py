@@ -7,12 +7,12 @@ the others begins later, behind padding that nobody sees.
 import dataclasses
 import typing
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lns_jax import config as config_lib
+from lns_jax import mesh
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, block, param
 from lns_jax.models import layout, loop, transformer
@@ -72,7 +72,7 @@ def extend(config: config_lib.ModelConfig, params, tokens_BT: jax.Array, cache: 
   def step(tree, x, layer, factors):
     p, kept = tree
     (x, _), changed = block.Block(config).apply({'params': p, 'cache': kept}, x, ctx, layer, factors, mutable='cache')
-    return nn.with_logical_constraint(x, transformer.STREAM), changed['cache']
+    return mesh.constrain(x, transformer.STREAM), changed['cache']
   trees = {name: (params['layers'][name], kept) for name, kept in cache.layers.items()}
   x_BTD, layers = loop.walk(config, trees, x_BTD, step)
   past = past._replace(taken=past.taken + tokens_BT.shape[1])

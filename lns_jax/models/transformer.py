@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from lns_jax import config as config_lib
+from lns_jax import mesh
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, block, completep, param, schemes
 from lns_jax.layers.norms import Norm, times, wide
@@ -142,7 +143,7 @@ def enter(config: config_lib.ModelConfig, params, tokens, segment_ids=None, step
     x_BTD = decoder.embed(config, params, tokens, past=past)
   if config.has_embed_norm:
     x_BTD = Norm(config).apply({'params': params.get('embed_norm', {})}, x_BTD)
-  return nn.with_logical_constraint(x_BTD, STREAM), attention.context(config, x_BTD, segment_ids, step, past, **placed)
+  return mesh.constrain(x_BTD, STREAM), attention.context(config, x_BTD, segment_ids, step, past, **placed)
 
 
 def final_norm(config: config_lib.ModelConfig, params, x_BTD: jax.Array) -> jax.Array:
@@ -168,7 +169,7 @@ def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attent
   """
   def step(p, x, layer, override):
     x, out = block.Block(config).apply({'params': p}, x, ctx, layer, override)
-    return nn.with_logical_constraint(x, STREAM), read(out)
+    return mesh.constrain(x, STREAM), read(out)
   x_BTD, kept = loop.walk(config, params['layers'], x_BTD, step)
   return x_BTD, {int(l): of_layer for l, of_layer in layout.single(kept).items()}
 

@@ -11,7 +11,8 @@ from lns_jax.models import layout
 from lns_jax.train import checkpoint
 
 # Settings of a model that its weights do not depend on, once they are there.
-_OTHERS = ('num_layers', 'init', 'init_std', 'alpha_init', 'layerscale_init', 'dyt_alpha', 'precision', 'loop', 'remat')
+_OTHERS = ('num_layers', 'init', 'init_std', 'alpha_init', 'layerscale_init', 'dyt_alpha', 'precision', 'loop', 'remat',
+           'attention', 'matmul', 'microbatches')
 
 
 def _checkpoints(config: RunConfig) -> pathlib.Path:
