@@ -15,7 +15,7 @@ ALLOWED = {
     'config': {'errors', 'settings', 'model_config'},
     'advice': {'config', 'layers.schemes', 'layers.init'},
     'presets': {'config', 'errors'},
-    'mesh': set(),
+    'mesh': {'errors'},
     'layers': {'config', 'errors', 'mesh'},
     'models': {'config', 'errors', 'settings', 'layers', 'mesh'},
     'sharding': {'config', 'errors', 'layers', 'mesh', 'models'},

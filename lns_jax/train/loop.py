@@ -31,9 +31,7 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   for warning in advice.warnings(config):
     say(f'warning: {warning}')
   mesh = sharding.make_mesh(config.mesh)
-  parts = sharding.batch_parts(mesh) * config.train.accumulation
-  config_lib.check_batch('train.batch_size', config.train.batch_size, parts, 'devices x micro-batches')
-  sharding.params(mesh, config.model)
+  sharding.check(config, mesh)
   resume.check_config(workdir, config)
   dataset = dataset_lib.open(config)
   init_from.check_tokenizer(config, dataset.tokenizer)
