@@ -94,7 +94,7 @@ class TrainConfig(Section):
   init_from: str = setting(
       '', 'Run folder whose newest weights this run starts from, with the layers that it has left; empty: fresh ones.')
   loss_chunk: int = setting(
-      -1, 'Positions of a row whose logits exist at a time; 0: all; -1: 32 on a single device, else all.', low=-1,
+      -1, 'Positions of a row whose logits exist at a time on a device; 0: all; -1: by platform and sizes.', low=-1,
       family=TEXT)
   log_every: int = setting(10, 'Steps between lines of metrics.jsonl.', low=1)
   layer_stats_every: int = setting(50, 'Steps between per-layer statistics; 0: off.', low=0)
