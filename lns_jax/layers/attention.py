@@ -172,7 +172,7 @@ class Attention(nn.Module):
     v = param.matrix(self, 'v', 'value', layer, (D, K, h), ('embed', 'kv_heads', 'head_dim'), D)
     o = param.matrix(self, 'o', 'out', layer, (H, h, D), ('heads', 'head_dim', 'embed'), H * h)
     def project(name, w, axis):
-      return clip(param.biased(self, name, param.dot('BTD,DHh->BTHh', x_BTD, w), axis), c.clip_qkv)
+      return clip(param.biased(self, name, param.product(c, 'BTD,DHh->BTHh', x_BTD, w), axis), c.clip_qkv)
     q_BTHh = qk_norm(c, 'q_norm', project('q', q, 'heads'))
     k_BSKh = qk_norm(c, 'k_norm', project('k', k, 'kv_heads'))
     v_BSKh = project('v', v, 'kv_heads')
@@ -180,7 +180,7 @@ class Attention(nn.Module):
     heads_BTHh = q_BTHh  # to declare parameters shapes are enough, and the one token of `init` divides over no mesh
     if not self.is_initializing():
       heads_BTHh = chosen(c, ctx, layer, rotate(q_BTHh, ctx), k_BSKh, v_BSKh)
-    return param.biased(self, 'o', param.dot('BTHh,HhD->BTD', heads_BTHh, o), 'norm')
+    return param.biased(self, 'o', param.product(c, 'BTHh,HhD->BTD', heads_BTHh, o), 'norm')
 
   def cached(self, ctx: Context, k_BTKh: jax.Array, v_BTKh: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Keys and values [B, S, K, h] of all slots of a cache, the new ones put in; without a cache the new ones.
