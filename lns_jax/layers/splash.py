@@ -106,8 +106,9 @@ def attend(config: config_lib.ModelConfig, layer: int, q_BTHh: jax.Array, k_BTKh
     return local(kernel, q_BTHh, k_BTKh, v_BTKh, *ids)
   keys = mesh.spec(('batch', 'keys', 'kv_heads', 'head_dim'))
   queries = mesh.spec(('batch', 'seq', 'heads', 'head_dim'))
-  of_kernel = kernel.manual_sharding_spec(jax.sharding.NamedSharding(over, mesh.spec(('heads', 'seq'))))
+  whole = jax.sharding.AbstractMesh(over.axis_sizes, over.axis_names)  # inside of a pipeline too, which takes an axis
+  of_kernel = kernel.manual_sharding_spec(jax.sharding.NamedSharding(whole, mesh.spec(('heads', 'seq'))))
   of_ids = (mesh.spec(('batch', 'seq')), mesh.spec(('batch', 'keys')))[:len(ids)]
-  # The axes that are left: inside of a pipeline its own is taken. The kernel does not say along which its output varies.
+  # Over the axes that are left; without the check of what varies over them, which kernels do not declare.
   return jax.shard_map(local, in_specs=(of_kernel, queries, keys, keys, *of_ids), out_specs=queries,
                        axis_names=set(over.auto_axes), check_vma=False)(kernel, q_BTHh, k_BTKh, v_BTKh, *ids)
