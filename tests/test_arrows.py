@@ -10,7 +10,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'lns_jax'
 ALLOWED = {
     'errors': set(), 'files': {'errors'}, 'paired': set(),
     'layers.schemes': set(), 'layers.init': set(), 'layers.rope': set(), 'layers.completep': set(),
-    'settings': {'errors'},
+    'settings': {'errors'}, 'host': {'errors'},
     'model_config': {'errors', 'settings', 'layers.schemes', 'layers.init', 'layers.rope'},
     'config': {'errors', 'settings', 'model_config'},
     'advice': {'config', 'layers.schemes', 'layers.init'},
@@ -21,11 +21,11 @@ ALLOWED = {
     'sharding': {'config', 'errors', 'layers', 'mesh', 'models'},
     'data': {'config', 'errors', 'files'},
     'depth': {'config', 'errors', 'files', 'layers', 'models'},
-    'train': {'advice', 'config', 'errors', 'files', 'layers', 'models', 'data', 'sharding'},
+    'train': {'advice', 'config', 'errors', 'files', 'host', 'layers', 'models', 'data', 'sharding'},
     'interop': {'config', 'errors', 'files', 'layers', 'models', 'data', 'sharding', 'train.checkpoint',
                 'train.run_info'},
     'reproduce': {'config', 'errors', 'files', 'paired', 'presets', 'cli', 'layers', 'data', 'depth', 'train'},
-    'cli': {'config', 'errors', 'files', 'presets'},
+    'cli': {'config', 'errors', 'files', 'host', 'presets'},
 }
 
 

@@ -43,7 +43,7 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   if t.epochs:
     say(f'{t.epochs:g} epochs of {rows} rows are {steps} updates of {t.batch_size}; '
         f'{round(t.epochs * rows) - steps * t.batch_size} rows are left over.')
-  return Run(config, workdir, dataset, mesh, steps, step_lib.state_shardings(mesh, config, steps))
+  return Run(config, mesh, steps, step_lib.state_shardings(mesh, config, steps), workdir, dataset)
 
 
 def resolved(config: RunConfig) -> RunConfig:
