@@ -26,7 +26,8 @@ class Chip:
 
 GIB = 2**30
 CHIPS = {
-    'v4': Chip(('TPU v4',), 275, 30.75 * GIB, 1.2e12, 300e9, 6.25e9, 3, 4096, options=(('chip_config_name', 'megacore'),)),
+    'v4': Chip(('TPU v4',), 275, 30.75 * GIB, 1.2e12, 300e9, 6.25e9, 3, 4096,
+               options=(('chip_config_name', 'megacore'),)),
     'v5e': Chip(('TPU v5 lite', 'TPU v5e'), 197, 15.75 * GIB, 819e9, 200e9, 3.125e9, 2, 256),
     'v5p': Chip(('TPU v5p', 'TPU v5'), 459, 95.73 * GIB, 2765e9, 600e9, 6.25e9, 3, 6144),
     'v6e': Chip(('TPU v6 lite', 'TPU v6e'), 918, 31.24 * GIB, 1638e9, 400e9, 12.5e9, 2, 256),
@@ -38,7 +39,7 @@ SMALL_BOXES = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 
 @functools.cache
 def shapes(name: str) -> tuple[tuple[int, ...], ...]:
-  """Shapes of a slice that the chip is lent in, the smallest first: of three axes, cubes of 4 x 4 x 4 from 64 chips on."""
+  """Shapes of a slice that the chip is lent in, the smallest first: of three axes, cubes of 64 chips from there on."""
   chip = CHIPS[name]
   if chip.axes == 2:
     return PLANES
@@ -57,7 +58,8 @@ def parse(topology: str) -> tuple[str, tuple[int, ...]]:
   if numbers in known:
     return name, numbers
   count = math.prod(numbers) if numbers else 1
-  near = sorted(known, key=lambda s: (sorted(s) != sorted(numbers), abs(math.log(math.prod(s) / max(count, 1)))))[:3]
+  distance = lambda s: (sorted(s) != sorted(numbers), abs(math.log(math.prod(s) / max(count, 1))))
+  near = sorted(known, key=distance)[:3]
   forms = ', '.join(f'{name}:{"x".join(map(str, s))}' for s in near)
   raise UserError(f'--topology={topology}: {name} is not lent as {shape or "no shape"!r}; the nearest forms are {forms}.')
 

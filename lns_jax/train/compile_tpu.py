@@ -6,7 +6,6 @@ Nothing is run and no data are opened: the numbers are the compiler's, or are co
 import concurrent.futures
 import contextlib
 import dataclasses
-import math
 import re
 import sys
 import threading
@@ -17,9 +16,10 @@ import jax
 from jax.experimental import topologies
 
 from lns_jax import config as config_lib
-from lns_jax import host, sharding
+from lns_jax import host, sharding, shards
 from lns_jax.config import RunConfig
 from lns_jax.errors import UserError
+from lns_jax.layers import fp8
 from lns_jax.train import chips, costs, evaluate, fit, hlo, init_from, mfu, roofline, table
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Program, say
@@ -33,25 +33,25 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
 
   Args:
     topology: 'v5e:4x4' and the like, of one slice.
-    slices: of a pod; 0: as mesh.slices says.
+    slices: of a pod; 0: as mesh.slices says, else one.
     suggest: whether, when the train step does not fit, changed settings are compiled until one does.
 
   Returns:
-    of the train step {'hbm_bytes_per_chip', 'hbm_limit', 'fits', 'argument_bytes', 'temp_bytes', 'output_bytes' (that are
-    no argument's), 'code_bytes', 'host_bytes', 'flops' (of the program on a chip, loops by their turns), 'kernel_flops'
-    (the part of it that is by formula), 'model_flops' (of all chips, as `train.mfu` counts), 'bytes' (main memory, loops
-    by their turns), 'compiler_flops', 'compiler_bytes' (the compiler's own counts, a loop's body once), 'collectives'
+    of the train step {'hbm_bytes_per_chip', 'hbm_limit', 'fits', 'argument_bytes', 'temp_bytes', 'output_bytes' (beside
+    the arguments), 'code_bytes', 'host_bytes', 'flops' (of the program on a chip, loops by their turns), 'kernel_flops'
+    (the part of it that is by formula), 'model_flops' (of all chips, as `train.mfu` counts), 'bytes' (of main memory,
+    loops by their turns), 'compiler_flops', 'compiler_bytes' (the compiler's own counts, a loop's body once), 'collectives'
     {kind: {'count', 'bytes'}}, 'fusions', 'roofline' {as of `train.roofline`, 'mfu', 'tokens_per_second'},
-    'not_counted' (kernels of unknown FLOPs, loops of unknown length), 'compile_seconds'}, of what was compiled
-    {'topology', 'chips', 'slices'}, 'eval' (the same of the evaluation step), 'suggestion' (a list of flags, None when it
-    fits or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of one device. Where the compiler refuses for want
-    of memory its own figures alone are there.
+    'not_counted' (kernels of unknown FLOPs, loops of unknown length), 'compile_seconds'}, of what was
+    compiled {'topology', 'chips', 'slices'}, 'eval' (the same of the evaluation step), 'suggestion' (a list of flags, None when
+    it fits or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of one device. Where the compiler refuses for
+    want of memory its own figures alone are there.
 
   Raises:
     UserError: topology, mesh or batch are not possible, or libtpu cannot be loaded.
   """
   start = time.perf_counter()
-  slices = slices or config.mesh.slices
+  slices = slices or config.mesh.slices or 1
   target = Target.of(topology, slices)
   config = for_tpu(config, slices)
   program = target.program(config)
@@ -66,7 +66,7 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
   return result
 
 
-def for_tpu(config: RunConfig, slices: int = 1) -> RunConfig:
+def for_tpu(config: RunConfig, slices: int) -> RunConfig:
   """The config as a run on a TPU resolves it: precision `auto` is bfloat16 there, whatever this machine is."""
   config = init_from.with_its_layers(config)
   precision = 'bfloat16' if config.model.precision == 'auto' else config.model.precision
@@ -99,15 +99,15 @@ class Target:
   def program(self, config: RunConfig) -> Program:
     """The run's program on these devices. Raises UserError when mesh or batch do not divide over them."""
     mesh = sharding.make_mesh(config.mesh, list(self.devices))
-    parts = sharding.batch_parts(mesh) * config.train.accumulation
-    config_lib.check_batch('train.batch_size', config.train.batch_size, parts, 'devices x micro-batches')
+    sharding.check(config, mesh)
+    if config.model.matmul == 'fp8':
+      fp8.check(mesh.devices.flat[0])
     steps = config_lib.num_steps(config, num_rows=10**9)  # the rows of a data set that is not opened
     return Program(config, mesh, steps, step_lib.state_shardings(mesh, config, steps))
 
   def smallest(self, config: RunConfig) -> int:
     """Bytes of the state on one device, which no setting but the mesh changes."""
-    leaves = jax.tree.leaves(self.program(config).abstract_state())
-    return sum(leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves)
+    return sum(row.held for row in shards.rows(self.program(config).abstract_state()))
 
   def compile(self, program: Program, with_eval: bool) -> dict[str, Any]:
     """Compiles, both steps side by side, and reads. Returns as of `compile_for`."""

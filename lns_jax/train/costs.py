@@ -1,9 +1,10 @@
 """What a compiled program does on one device: FLOPs and collectives, each loop's body as often as it turns.
 
-The compiler's own count (`cost_analysis`) holds the body of a loop once, which of a scanned model is one layer of L, and
-no kernel. So the instructions of the compiled text are counted here: matrix products by the compiler's formulas for `dot`
-and `convolution` (of a padded or dilated one those multiplications alone that meet an entry), everything else, a few
-percent, not at all.
+The compiler's own count (`cost_analysis`) holds the body of a loop once, which of a scanned model is one layer of L,
+and no kernel. So the instructions of the compiled text are counted here: matrix products by the compiler's formulas for
+`dot` and `convolution` (of a padded or dilated one those multiplications alone that meet an entry), everything else, a
+few percent, not at all. The text, because it is what runs: after partitioning, with what remat computes again, and with
+what every device computes for itself.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ def dot_flops(instruction: Instruction, computation: Computation) -> int:
 
 
 def convolution_flops(instruction: Instruction, computation: Computation) -> int:
-  """Two for each multiplication with an entry of the left operand: neither padding nor the holes of a dilation count."""
+  """Two for each multiplication with an entry of the left operand: neither padding nor holes of a dilation count."""
   left, right = (computation[name].arrays[0] for name in instruction.operands)
   labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', instruction.attributes)
   window = _window(instruction)

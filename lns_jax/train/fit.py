@@ -31,7 +31,8 @@ def steps(config: RunConfig) -> Iterator[dict[str, dict[str, Any]]]:
     yield changes | {'train': {'accumulation': parts}}
 
 
-def nearest(config: RunConfig, compile: Callable[[RunConfig], dict], smallest: Callable[[RunConfig], int]) -> list[str] | None:
+def nearest(config: RunConfig, compile: Callable[[RunConfig], dict],
+            smallest: Callable[[RunConfig], int]) -> list[str] | None:
   """The flags to add that make the run fit, the first of `steps` that does, compiled to be sure; None where none does.
 
   Args:

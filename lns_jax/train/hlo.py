@@ -197,4 +197,5 @@ def arrays(kind: str) -> tuple[Array, ...]:
   def space(layout):
     named = re.search(r'S\((\d+)\)', layout)
     return int(named[1]) if named else 0
-  return tuple(Array(dtype, tuple(int(n) for n in dims.split(',') if n), space(layout)) for dtype, dims, layout in found)
+  return tuple(Array(dtype, tuple(int(n) for n in dims.split(',') if n), space(layout))
+               for dtype, dims, layout in found)

@@ -8,9 +8,9 @@ from lns_jax.train.chips import Chip
 from lns_jax.train.hlo import Program
 
 FORMULA = (
-    'step_seconds = max(busy, network): busy is the sum over instructions of max(FLOPs / peak, HBM bytes / HBM rate), '
-    'network that of what a chip sends in rings over all of its links; so every instruction runs at full rate and every '
-    'collective hides behind computing. serial_seconds = busy + network: none hides. Elementwise work, latencies and '
+    'step_seconds = max(busy, network): busy is the sum over instructions of max(FLOPs / peak, bytes / memory rate), '
+    'network that of what a chip sends in rings over all of its links. Every instruction runs at full rate and every '
+    'collective hides behind computing; of serial_seconds = busy + network none does. Elementwise work, latencies and '
     'input count nothing: a bound, not a measurement.')
 
 

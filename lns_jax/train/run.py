@@ -51,11 +51,6 @@ class Program:
     return jax.tree.map(
         lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, self.shardings)
 
-  def loss_chunk(self) -> int:
-    """Positions whose logits exist at a time: all where several devices would sum the head's gradient each time."""
-    chosen = self.config.train.loss_chunk
-    return chosen if chosen >= 0 else evaluate.CHUNK if self.mesh.size == 1 else 0
-
   def abstract_batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes, types and shardings of a batch of training."""
     where, row = sharding.batch(self.mesh), transformer.family(self.config.model).row_shapes(
@@ -66,7 +61,7 @@ class Program:
     """(state, batch) -> (state, metrics), traced and lowered."""
     where = sharding.batch(self.mesh)
     jitted = jax.jit(
-        step_lib.make_train_step(self.config, self.steps, self.loss_chunk()), donate_argnums=0,
+        step_lib.make_train_step(self.config, self.steps), donate_argnums=0,
         in_shardings=(self.shardings, where), out_shardings=(self.shardings, sharding.replicated(self.mesh)))
     with sharding.use(self.mesh):
       return jitted.lower(self.abstract_state(), self.abstract_batch(self.config.train.batch_size))

@@ -48,7 +48,7 @@ def _read(program: Program, instruction: Instruction, computation: Computation) 
 
 
 def _made(instruction: Instruction) -> int:
-  """Bytes of the slice that a `slice` makes, or a `slice-start`, which names its operand before and a flag behind it."""
+  """Bytes of the slice that a `slice` makes, or a `slice-start`, which names its operand before it."""
   return instruction.arrays[1 if instruction.opcode.endswith('-start') else 0].nbytes
 
 
@@ -84,6 +84,7 @@ def _new(computation: Computation, instruction: Instruction) -> int:
   """Bytes that are written of what an instruction makes: of one that updates in place, those of the update."""
   while instruction.opcode == 'bitcast':
     instruction = computation[instruction.operands[0]]
-  if instruction.opcode in ('dynamic-update-slice', 'parameter') or instruction.attribute('custom_call_target') in BUFFERS:
-    return _main(computation[instruction.operands[1]].arrays) if instruction.opcode == 'dynamic-update-slice' else 0
-  return _main(instruction.arrays)
+  if instruction.opcode == 'dynamic-update-slice':
+    return _main(computation[instruction.operands[1]].arrays)
+  passes = instruction.opcode == 'parameter' or instruction.attribute('custom_call_target') in BUFFERS
+  return 0 if passes else _main(instruction.arrays)
