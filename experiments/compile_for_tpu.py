@@ -22,6 +22,8 @@ flags.mark_flags_as_required(['config', 'topology'])
 def main():
   config = presets.resolve(CONFIG.value)
   from lns_jax import host
+  from lns_jax.train import chips
+  chips.parse(TOPOLOGY.value)
   host.compile_for_tpu()
   from lns_jax.train import compile_tpu
   return compile_tpu.compile_for(config, TOPOLOGY.value, slices=SLICES.value, with_eval=EVAL.value,

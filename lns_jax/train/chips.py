@@ -61,7 +61,7 @@ def parse(topology: str) -> tuple[str, tuple[int, ...]]:
   distance = lambda s: (sorted(s) != sorted(numbers), abs(math.log(math.prod(s) / max(count, 1))))
   near = sorted(known, key=distance)[:3]
   forms = ', '.join(f'{name}:{"x".join(map(str, s))}' for s in near)
-  raise UserError(f'--topology={topology}: {name} is not lent as {shape or "no shape"!r}; the nearest forms are {forms}.')
+  raise UserError(f'--topology={topology}: {name} is not lent in the shape {shape!r}; the nearest are {forms}.')
 
 
 def peak(name: str) -> float:
