@@ -103,7 +103,7 @@ class Collective:
 
 
 def collectives(program: Program, devices: int) -> list[Collective]:
-  """All collectives. Those of one channel in one computation are steps of a single one, which runs beside products.
+  """All collectives. Those of one channel in fusions are the steps of a single one, which runs beside products.
 
   devices: number of them in the mesh.
   """
@@ -112,10 +112,14 @@ def collectives(program: Program, devices: int) -> list[Collective]:
     inside = program.computations[i.attribute('calls')] if i.opcode == 'fusion' else computation
     for c in inside.values() if i.opcode == 'fusion' else (i,):
       kind = c.opcode.removesuffix('-start')
-      channel = id(computation), c.attribute('channel_id') or c.name
-      if kind in COLLECTIVES and channel not in seen:
-        seen.add(channel)
-        found.append(Collective(kind, times, _larger_side(c, inside), groups(c, devices)))
+      if kind not in COLLECTIVES:
+        continue
+      nbytes = _larger_side(c, inside)
+      step = id(computation), kind, c.attribute('channel_id'), nbytes
+      if i.opcode != 'fusion' or step not in seen:
+        found.append(Collective(kind, times, nbytes, groups(c, devices)))
+      if i.opcode == 'fusion':  # outside, those of several calls may share a channel
+        seen.add(step)
   return found
 
 
