@@ -15,7 +15,7 @@ from lns_jax.config import RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
 from lns_jax.layers import param
-from lns_jax.models import layout, transformer
+from lns_jax.models import layout, pipeline, transformer
 from lns_jax.train import checkpoint, evaluate, init_from, log, mfu, nonfinite, resume, run_info
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run, say
@@ -31,7 +31,9 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   for warning in advice.warnings(config):
     say(f'warning: {warning}')
   mesh = sharding.make_mesh(config.mesh)
-  parts = sharding.batch_parts(mesh) * config.train.accumulation
+  stages = mesh.shape['stage']
+  pipeline.check(config.model, stages)
+  parts = sharding.batch_parts(mesh) * config.train.accumulation * pipeline.parts(config.model, stages)
   config_lib.check_batch('train.batch_size', config.train.batch_size, parts, 'devices x micro-batches')
   sharding.params(mesh, config.model)
   resume.check_config(workdir, config)
