@@ -92,8 +92,8 @@ def _staged(apply: Callable, layers, x_MBTD: jax.Array):
   Returns (the last stream of every part [M, B / M, T, D], kept with two axes more in front, layers and parts).
   """
   S, M = mesh.size('stage'), len(x_MBTD)
-  def stage(number, layers, x_1MBTD):
-    number = number[0]  # jax.lax.axis_index is not known where other axes are left to the partitioner
+  def stage(layers, x_1MBTD):
+    number = jax.lax.axis_index('stage')
     def tick(x, turn):
       t, entering = turn
       y, kept = apply(layers, jnp.where(number == 0, entering, x), jnp.clip(t - number, 0, M - 1))
@@ -104,8 +104,9 @@ def _staged(apply: Callable, layers, x_MBTD: jax.Array):
     y_MBTD, kept = jax.tree.map(lambda v: jax.lax.dynamic_slice_in_dim(v, number, M), found)
     y_MBTD = jnp.where(number == S - 1, y_MBTD, jnp.zeros_like(y_MBTD))
     return y_MBTD[None], jax.tree.map(lambda v: v.swapaxes(0, 1), kept)
-  # Sums over stages are left to the partitioner: XLA for CPUs fails on those of bfloat16 inside of shard_map.
   # Without the check of what varies over stages, which kernels do not declare.
   staged = jax.shard_map(stage, in_specs=STAGE, out_specs=STAGE, axis_names={'stage'}, check_vma=False)
-  y_SMBTD, kept = staged(np.arange(S), layers, jax.lax.broadcast(x_MBTD, (S,)))
+  y_SMBTD, kept = staged(layers, jax.lax.broadcast(x_MBTD, (S,)))
+  # Sums over stages, of this and of the gradient of x, are left to the partitioner: inside of shard_map XLA for CPUs
+  # fails on those of bfloat16.
   return jax.lax.reduce(y_SMBTD, np.zeros((), y_SMBTD.dtype), jax.lax.add, (0,)), kept
