@@ -15,7 +15,7 @@ from lns_jax import advice, files, sharding, shards
 from lns_jax.config import RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
-from lns_jax.layers import fp8, param
+from lns_jax.layers import param
 from lns_jax.models import layout, transformer
 from lns_jax.train import checkpoint, evaluate, init_from, log, mfu, nonfinite, profile, resume, run_info
 from lns_jax.train import step as step_lib
@@ -32,8 +32,6 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   for warning in advice.warnings(config):
     say(f'warning: {warning}')
   mesh = sharding.make_mesh(config.mesh)
-  if config.model.matmul == 'fp8':
-    fp8.check(mesh.devices.flat[0])
   sharding.check(config, mesh)
   resume.check_config(workdir, config)
   dataset = dataset_lib.open(config)
