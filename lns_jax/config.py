@@ -146,7 +146,8 @@ class MeshConfig(Section):
   tensor: int = setting(1, 'Devices that share heads, MLP width and vocabulary.', low=-1)
   sequence: int = setting(1, 'Devices that share the positions of a row; keys and values are gathered.', low=-1)
   stage: int = setting(1, 'Stages of a pipeline, each with its share of the layers; needs model.loop = scan.', low=-1)
-  slices: int = setting(1, 'Slices of a pod, which `across` goes over by the slower network.', low=1)
+  slices: int = setting(
+      0, 'Slices of a pod, which `across` goes over by the slower network; 0: as many as the devices come in.', low=0)
   across: str = setting('data', 'The axis whose outer part goes over slices.', choices=('data', 'fsdp', 'stage'))
 
   def check(self):

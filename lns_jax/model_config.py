@@ -144,7 +144,10 @@ class ModelConfig(Section):
       (), 'Numbers of frequencies that turn by each axis of the positions (M-RoPE); empty: one axis.',
       family='decoder')
   tie_embeddings: bool = setting(False, 'Whether the head is the embedding.', family=TEXT)
-  precision: str = setting('auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS)
+  precision: str = setting(
+      'auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS,
+      refused={'float16': 'is not offered: without loss scaling, gradients below 6e-8 would be lost, and no TPU computes '
+                          'in it; bfloat16 is as small and has the range of float32.'})
   loop: str = setting(
       'unrolled', 'unrolled: static layer index; scan: one compiled body a run.', choices=('unrolled', 'scan'))
   remat: str = setting(

@@ -5,6 +5,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 
 from lns_jax import config as config_lib
 from lns_jax import files
@@ -12,7 +13,7 @@ from lns_jax.data import tokenizers
 from lns_jax.errors import UserError, nearest
 from lns_jax.interop import fold, hf, weights
 from lns_jax.interop.fields import RECORD
-from lns_jax.layers import param, schemes
+from lns_jax.layers import fp8, param, schemes
 from lns_jax.models import layout
 from lns_jax.train import checkpoint
 
@@ -80,6 +81,17 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   return config, params, tokenizer
 
 
+def _computable(config: config_lib.ModelConfig) -> config_lib.ModelConfig:
+  """The model with plain products in place of 8-bit ones where those are not to be had, which a warning says."""
+  if config.matmul == 'fp8':
+    try:
+      fp8.check(jax.devices()[0])
+    except UserError as e:
+      logging.warning('%s The model computes so here.', e)
+      return dataclasses.replace(config, matmul='plain')
+  return config
+
+
 def load_in(dtype: str, path, *, step: int | None = None, scheme: str | None = None):
   """As `load`, with parameters and compute of a type; '': the model's own.
 
@@ -107,7 +119,7 @@ def _open(path) -> weights.Weights:
 
 def _load_run(path, step: int | None, dtype, sharding, scheme: str | None):
   step, run_config = load_run_config(path, step)
-  config = run_config.model
+  config = _computable(run_config.model)
   if schemes.grows(config):
     config = dataclasses.replace(config, ramp_step=step)
   if scheme is not None and scheme != config.scheme:

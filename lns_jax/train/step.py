@@ -33,11 +33,10 @@ def loss_sums(config: ModelConfig, params, batch, *, with_stats: bool = False, c
   step: finished updates, for factors that grow with them.
   """
   family = transformer.family(config)
-  real_BT = family.real_tokens(config, batch)
-  read = stats.reader(real_BT) if with_stats else lambda out: {}
+  read = stats.read if with_stats else lambda out: {}
   normed_BTD, kept = transformer.before_head(config, params, batch, read, step)
   total, weight = family.summed_loss(config, params, normed_BTD, batch, chunk)
-  return total, (weight, stats.stack(kept) | {'tokens': jnp.sum(real_BT)} if with_stats else {})
+  return total, (weight, stats.sums(kept, family.real_tokens(config, batch)) if with_stats else {})
 
 
 def accumulate(config: ModelConfig, params, batch, parts: int, **kwargs):
