@@ -94,7 +94,7 @@ class TrainConfig(Section):
   init_from: str = setting(
       '', 'Run folder whose newest weights this run starts from, with the layers that it has left; empty: fresh ones.')
   loss_chunk: int = setting(
-      -1, 'Positions of a row whose logits exist at a time; 0: all; -1: 32 on a single device, else all.', low=-1,
+      -1, 'Positions of a row whose logits exist at a time on a device; 0: all; -1: by platform and sizes.', low=-1,
       family=TEXT)
   log_every: int = setting(10, 'Steps between lines of metrics.jsonl.', low=1)
   layer_stats_every: int = setting(50, 'Steps between per-layer statistics; 0: off.', low=0)
@@ -146,7 +146,8 @@ class MeshConfig(Section):
   tensor: int = setting(1, 'Devices that share heads, MLP width and vocabulary.', low=-1)
   sequence: int = setting(1, 'Devices that share the positions of a row; keys and values are gathered.', low=-1)
   stage: int = setting(1, 'Stages of a pipeline, each with its share of the layers; needs model.loop = scan.', low=-1)
-  slices: int = setting(1, 'Slices of a pod, which `across` goes over by the slower network.', low=1)
+  slices: int = setting(
+      0, 'Slices of a pod, which `across` goes over by the slower network; 0: as many as the devices come in.', low=0)
   across: str = setting('data', 'The axis whose outer part goes over slices.', choices=('data', 'fsdp', 'stage'))
 
   def check(self):

@@ -1,8 +1,9 @@
 """The mesh in force, and the one table that says which logical axis lies on which of its axes."""
 
-import flax.linen as nn
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
+
+from lns_jax.errors import UserError, nearest
 
 ROWS = ('data', 'fsdp')  # those that the rows of a batch are split over
 
@@ -32,11 +33,31 @@ def use(mesh: Mesh):
   return jax.set_mesh(mesh)
 
 
+def spec(axes: tuple[str | None, ...], rules=RULES, what: str = 'an array') -> PartitionSpec:
+  """Where an array lies whose dimensions have these logical axes; None is a dimension that no rule splits.
+
+  Raises UserError for a logical axis without a rule, or when two of them would be split over the same mesh axis.
+  """
+  table, found, taken = dict(rules), [], {}
+  for axis in axes:
+    if axis is not None and axis not in table:
+      raise UserError(f'{what} has the logical axis {axis!r}, for which lns_jax.mesh.RULES has no rule.'
+                      f'{nearest(axis, table)}')
+    over = table.get(axis)
+    for name in (over,) if isinstance(over, str) else over or ():
+      if name in taken:
+        raise UserError(f'{what} has the logical axes {taken[name]!r} and {axis!r}, and lns_jax.mesh.RULES lays both '
+                        f'on the mesh axis {name!r}; another rule for one of them would do.')
+      taken[name] = axis
+    found.append(over)
+  return PartitionSpec(*found)
+
+
 def constrain(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
   """x, laid on the mesh in force as the rules say of its logical axes; without one, or outside of a trace, as it is."""
   if jax.sharding.get_abstract_mesh().empty or not isinstance(x, jax.core.Tracer):
     return x
-  return jax.lax.with_sharding_constraint(x, nn.logical_to_mesh_axes(axes, RULES))
+  return jax.lax.with_sharding_constraint(x, spec(axes))
 
 
 def size(axis: str) -> int:

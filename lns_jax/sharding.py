@@ -1,28 +1,66 @@
 """Meshes, and where parameters and batches lie on them; the rules are in `lns_jax.mesh`."""
 
+import itertools
 import math
 
-import flax.linen as nn
 import jax
+import numpy as np
+from flax.core import meta
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lns_jax.config import AXES, MeshConfig, ModelConfig
-from lns_jax.errors import UserError
+from lns_jax import mesh as mesh_lib
+from lns_jax.config import AXES, MeshConfig, ModelConfig, RunConfig, check_batch
+from lns_jax.errors import UserError, nearest
 from lns_jax.mesh import ROWS, RULES, use  # `use` named here for all
 from lns_jax.models import layout, transformer
 
 
 def make_mesh(settings: MeshConfig, devices=None) -> Mesh:
-  """A mesh over all devices. Raises UserError when the sizes do not multiply to their number."""
-  devices = jax.devices() if devices is None else devices
+  """A mesh over all devices, the outer part of one axis over the slices that they come in.
+
+  Devices that do not say their slice (those of a CPU) are taken for equal consecutive parts, one a slice.
+
+  Raises UserError when the sizes do not multiply to the number of devices, or do not fit their slices.
+  """
+  devices = jax.devices() if devices is None else list(devices)
   sizes = {name: getattr(settings, name) for name in AXES}
   known = math.prod(n for n in sizes.values() if n > 0)
   sizes = {name: len(devices) // known if n == -1 else n for name, n in sizes.items()}
   if math.prod(sizes.values()) != len(devices):
     asked = {name: getattr(settings, name) for name in sizes}
     raise UserError(f'mesh sizes {asked} do not multiply to the {len(devices)} devices, -1 standing for what is left.')
-  auto = (jax.sharding.AxisType.Auto,) * len(sizes)
-  return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto, devices=devices)
+  groups, over = _slices(devices, settings.slices), settings.across
+  if sizes[over] % len(groups):
+    fits = [axis for axis in ('data', 'fsdp', 'stage') if not sizes[axis] % len(groups)]
+    raise UserError(f'mesh.{over} = {sizes[over]} does not divide over the {len(groups)} slices; ' + (
+        f'mesh.across = {fits[0]} would, or a mesh.{over} that is a multiple of {len(groups)}.' if fits else
+        f'one of data, fsdp and stage must be a multiple of {len(groups)}, and mesh.across name it.'))
+  inner = {**sizes, over: sizes[over] // len(groups)}
+  # The outer index along `over` counts slices: the layout of mesh_utils.create_hybrid_device_mesh, for any devices.
+  blocks = [mesh_utils.create_device_mesh(tuple(inner.values()), group, allow_split_physical_axes=True)
+            for group in groups]
+  auto = (jax.sharding.AxisType.Auto,) * len(AXES)
+  return Mesh(np.concatenate(blocks, axis=AXES.index(over)), AXES, axis_types=auto)
+
+
+def _slices(devices: list, asked: int) -> list[list]:
+  """The devices by slice; asked = 0: as many as they come in."""
+  if not hasattr(devices[0], 'slice_index'):
+    count = asked or 1
+    if len(devices) % count:
+      raise UserError(f'mesh.slices = {asked} does not divide the {len(devices)} devices.')
+    size = len(devices) // count
+    return [devices[i:i + size] for i in range(0, len(devices), size)]
+  of = lambda device: device.slice_index
+  groups = [list(g) for _, g in itertools.groupby(sorted(devices, key=of), of)]
+  if asked not in (0, len(groups)):
+    raise UserError(f'mesh.slices = {asked}, but the {len(devices)} devices come in {len(groups)}; set '
+                    f'--config.mesh.slices={len(groups)}.')
+  if len({len(g) for g in groups}) > 1:
+    raise UserError(f'the {len(groups)} slices have {", ".join(str(len(g)) for g in groups)} devices; a mesh needs as '
+                    'many in each.')
+  return groups
 
 
 def batch_parts(mesh: Mesh) -> int:
@@ -39,27 +77,121 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
-def params(mesh: Mesh, config: ModelConfig):
+def parts(mesh: Mesh, over) -> int:
+  """Devices that an entry of a PartitionSpec (None, an axis, or several) stands for."""
+  return math.prod(mesh.shape[axis] for axis in mesh_axes(over))
+
+
+def mesh_axes(over) -> tuple[str, ...]:
+  """The axes that an entry of a PartitionSpec names."""
+  return (over,) if isinstance(over, str) else tuple(over or ())
+
+
+def params(mesh: Mesh, config: ModelConfig, rules=RULES):
   """Shardings of the parameters in the config's layout.
 
-  Raises UserError when a dimension does not divide over its mesh axis, naming both.
+  Raises UserError when the rules do not fit the parameters or the mesh, or when a dimension does not divide over its
+  mesh axes, naming the parameter, both, and what would divide.
   """
   boxed = jax.eval_shape(lambda: transformer.boxed_init(config, jax.random.key(0)))
-  specs = nn.logical_to_mesh(nn.get_partition_spec(boxed), RULES)
-  flat, _ = jax.tree_util.tree_flatten_with_path(nn.unbox(boxed))
-  for (path, leaf), spec in zip(flat, jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, PartitionSpec))):
-    for size, axis in zip(leaf.shape, spec):
-      if axis is not None and size % mesh.shape[axis]:
-        name = jax.tree_util.keystr(path, simple=True, separator='/')
-        raise UserError(f'{name} has a dimension of {size} that does not divide over the {mesh.shape[axis]} devices '
-                        f'of mesh.{axis}.')
-  shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda s: isinstance(s, PartitionSpec))
-  return _stacked(shardings, mesh, config) if config.loop == 'scan' else shardings
+  is_box = lambda x: isinstance(x, meta.AxisMetadata)
+  named = [(jax.tree_util.keystr(path, simple=True, separator='/'), box)
+           for path, box in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_box)]
+  specs = [mesh_lib.spec(box.names, rules, name) for name, box in named]
+  _check_known(mesh, rules)
+  _check_divides(mesh, config, [(name, box.names, box.value.shape, s) for (name, box), s in zip(named, specs)])
+  shardings = jax.tree.unflatten(jax.tree.structure(boxed, is_leaf=is_box), [NamedSharding(mesh, s) for s in specs])
+  if config.loop == 'scan':
+    _check_stages(mesh, config)
+    return _stacked(shardings, mesh, config)
+  return shardings
 
 
 def _stacked(shardings, mesh: Mesh, config: ModelConfig):
   """Adds the layer axis of the scanned layout."""
-  over, = nn.logical_to_mesh_axes(('layers',), RULES)
+  over, = mesh_lib.spec(('layers',))
   add = lambda s: NamedSharding(mesh, PartitionSpec(over, *s.spec))
   layers = {layout.run_name(run): jax.tree.map(add, shardings['layers'][str(run[0])]) for run in layout.runs(config)}
   return {**shardings, 'layers': layers}
+
+
+# The setting that a logical axis has its size from.
+_SETTINGS = {'vocab': 'vocab_size', 'heads': 'num_heads', 'kv_heads': 'num_kv_heads', 'mlp': 'd_ff', 'embed': 'd_model'}
+
+
+def _check_known(mesh: Mesh, rules):
+  for axis, over in rules:
+    for name in mesh_axes(over):
+      if name not in mesh.shape:
+        raise UserError(f'lns_jax.mesh.RULES lays {axis!r} on the mesh axis {name!r}.{nearest(name, mesh.shape)}')
+
+
+def _check_divides(mesh: Mesh, config: ModelConfig, leaves: list[tuple]):
+  """leaves: (name, logical axes, shape, PartitionSpec) of each."""
+  sizes = {}  # those that have to divide over a mesh axis
+  for _, _, shape, spec in leaves:
+    for size, over in zip(shape, spec):
+      for axis in mesh_axes(over):
+        sizes.setdefault(axis, set()).add(size)
+  for name, axes, shape, spec in leaves:
+    for logical, size, over in zip(axes, shape, spec):
+      if size % parts(mesh, over):
+        axis = mesh_axes(over)[-1]
+        allowed = [n for n in _divisors(mesh.size) if not math.gcd(*sizes[axis]) % n]
+        raise UserError(
+            f'{_what(config, logical, size)} ({name}) does not divide over the {parts(mesh, over)} devices of '
+            f'mesh.{axis}; {_other_sizes(config, logical, size, parts(mesh, over))}'
+            f'mesh.{axis} = {_near(mesh.shape[axis], allowed)} would fit all parameters.')
+
+
+def _what(config: ModelConfig, logical: str, size: int) -> str:
+  setting = 'num_classes' if logical == 'vocab' and config.family == 'vit' else _SETTINGS.get(logical)
+  return f'model.{setting} = {size}' if getattr(config, setting or '', None) == size else f'a dimension of {size}'
+
+
+def _other_sizes(config: ModelConfig, logical: str, size: int, n: int) -> str:
+  """'model.vocab_size = 32000 or 32008, or ' of sizes that n divides; '' where there is none near."""
+  whole = {'heads': config.d_model, 'kv_heads': config.num_heads}.get(logical)  # which the number itself has to divide
+  fits = [v for v in range(n, 2 * size + n, n) if not whole or not whole % v]
+  what = _what(config, logical, size)
+  return f'{what.split(" = ")[0]} = {_near(size, fits)} would, or ' if what.startswith('model.') and fits else ''
+
+
+def _divisors(n: int) -> list[int]:
+  return [d for d in range(1, n + 1) if not n % d]
+
+
+def _near(wanted: int, fits: list[int]) -> str:
+  """The nearest of `fits` on either side."""
+  sides = [max((f for f in fits if f < wanted), default=None), min((f for f in fits if f >= wanted), default=None)]
+  return ' or '.join(str(f) for f in sides if f is not None)
+
+
+def check(config: RunConfig, mesh: Mesh):
+  """Refuses, before anything is compiled, a run whose sizes do not divide over the mesh; one sentence, what would."""
+  m, stages = config.model, mesh.shape['stage']
+  micro = config.train.accumulation
+  check_batch('train.batch_size', config.train.batch_size, batch_parts(mesh) * micro, 'devices x micro-batches')
+  if config.row_tokens % mesh.shape['sequence']:
+    cls = ' (model.pooling = mean would leave out the CLS token)' if m.has_cls else ''
+    raise UserError(f'rows of {config.row_tokens} tokens{cls} do not divide over the {mesh.shape["sequence"]} devices '
+                    f'of mesh.sequence; {_near(mesh.shape["sequence"], _divisors(config.row_tokens))} would.')
+  if stages > 1:
+    if m.loop != 'scan':
+      raise UserError(f'mesh.stage = {stages} is a pipeline of the scanned loop; set --config.model.loop=scan.')
+    parts_of = m.microbatches or stages
+    check_batch('train.batch_size', config.train.batch_size, batch_parts(mesh) * micro * parts_of,
+                f'devices x micro-batches x {parts_of} parts in the pipeline')
+  params(mesh, m)
+
+
+def _check_stages(mesh: Mesh, config: ModelConfig):
+  """Refuses layers that the stages of a pipeline cannot share."""
+  stages, runs = mesh.shape['stage'], layout.runs(config)
+  if stages > 1 and len(runs) > 1:
+    raise UserError(f'mesh.stage = {stages} needs layers that all obey the same row, but model.scheme = '
+                    f'{config.scheme} has runs of layers {" and ".join(map(layout.run_name, runs))}; mesh.stage = 1 '
+                    'would do.')
+  if config.num_layers % stages:
+    raise UserError(f'model.num_layers = {config.num_layers} does not divide over mesh.stage = {stages}; '
+                    f'{_near(stages, _divisors(config.num_layers))} stages would.')

@@ -1,10 +1,19 @@
 """Every loss term is (sum, weight); whoever reports or differentiates divides once."""
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
+from lns_jax import mesh
 from lns_jax.errors import UserError
 from lns_jax.layers import param
+
+# What a device has of the tokens and of the table along the axes that split tokens.
+TOKEN_AXES = (*mesh.ROWS, 'sequence')
+TOKENS, TABLE, WHOLE = PartitionSpec(mesh.ROWS, 'sequence'), PartitionSpec(None, 'fsdp'), PartitionSpec()
 
 
 def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array) -> jax.Array:
@@ -50,55 +59,112 @@ def mean(total, weight):
 
 
 def logits(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
-  """[B, T, V] in float32, or wider if x is."""
-  return param.dot('BTD,VD->BTV', x_BTD, table_VD, preferred_element_type=jnp.promote_types(x_BTD.dtype, jnp.float32))
+  """[..., V] of x [..., D], in float32, or wider if x is."""
+  return param.dot('...D,VD->...V', x_BTD, table_VD, preferred_element_type=jnp.promote_types(x_BTD.dtype, jnp.float32))
 
 
 def summed_loss(x_BTD: jax.Array, table_VD: jax.Array, targets_BT, weights_BT, chunk: int = 0) -> jax.Array:
   """Sum of `token_losses` of the head's logits.
 
+  In chunks on a mesh, every device takes its own tokens and sums its own gradient of the table, which is gathered once
+  before and reduced once after; only the vocabulary is left to the partitioner.
+
   Args:
-    chunk: positions of each row whose logits exist at a time, in the backward pass too; 0: all of them.
+    chunk: positions of each row whose logits exist at a time, in the backward pass too; 0: all of them; -1: as many as
+      suit the platform.
   """
-  T = x_BTD.shape[1]
-  if not 0 < chunk < T:
+  B, T, _ = x_BTD.shape
+  rows, sequence = math.prod(map(mesh.size, mesh.ROWS)), mesh.size('sequence')
+  meshed = rows * sequence > 1 and B % rows == 0 and T % sequence == 0
+  if meshed:
+    B, T = B // rows, T // sequence
+  positions = min(T, chunk if chunk >= 0 else _positions(B, table_VD.shape[0]))
+  if not positions or positions == T and not meshed:
     return jnp.sum(token_losses(logits(x_BTD, table_VD), targets_BT, weights_BT))
+  return _chunked(meshed, -(-T // positions), x_BTD, table_VD, targets_BT, weights_BT)
+
+
+def _positions(B: int, V: int) -> int:
+  """Positions of each of a device's B rows whose logits exist at a time.
+
+  A CPU was fastest with 32. Elsewhere each chunk reads the table and adds to its gradient: 6 n V D operations for about
+  12 V D bytes of n tokens, so that a chunk of a thousand tokens is beyond what the memory of a TPU holds up (240
+  operations a byte on v5e, 560 on v6e). As many as fill 256 MiB with float32 logits, and 1,024 tokens at least.
+  """
+  if mesh.platform() == 'cpu':
+    return 32
+  return -(-max(1024, 2**26 * mesh.size('tensor') // V) // B)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _chunked(meshed: bool, chunks: int, x_BTD, table_VD, targets_BT, weights_BT):
+  def total(x_BTD, table_VD, *of_tokens):
+    table_VD = _gathered(meshed, table_VD, x_BTD.dtype)
+    def add(total, chunk):
+      x_ND, targets_N, w_N = chunk
+      return total + jnp.sum(token_losses(logits(x_ND, table_VD), targets_N, w_N)), None
+    start = _zero(meshed, x_BTD, of_tokens[1])
+    total, _ = jax.lax.scan(add, start, _split(chunks, x_BTD, *of_tokens))
+    return jax.lax.psum(total, TOKEN_AXES) if meshed else total
+  return _on_each_device(meshed, total, WHOLE)(x_BTD, table_VD, targets_BT, weights_BT)
+
+
+def _on_each_device(meshed: bool, f, out_specs):
+  """f of a device's tokens and its part of the table; f itself where no mesh splits tokens."""
+  if not meshed:
+    return f
+  return jax.shard_map(f, in_specs=(TOKENS, TABLE, TOKENS, TOKENS), out_specs=out_specs, axis_names=set(TOKEN_AXES))
+
+
+def _gathered(meshed: bool, table_VD, dtype):
+  """The table over all D, in the type of the products."""
+  table_VD = param.dense(table_VD).astype(dtype)
+  return jax.lax.all_gather(table_VD, 'fsdp', axis=1, tiled=True) if meshed else table_VD
+
+
+def _split(chunks: int, *arrays):
+  """[B, T, ...] -> equal chunks [chunks, N, ...] of tokens in their order, the last one filled up with zeros."""
   def split(v):
-    v = jnp.pad(v, [(0, 0), (0, -T % chunk)] + [(0, 0)] * (v.ndim - 2))
-    return v.reshape(v.shape[0], -1, chunk, *v.shape[2:]).swapaxes(0, 1)
-  return _chunked(split(x_BTD), table_VD, split(targets_BT), split(weights_BT))
+    v = v.reshape(-1, *v.shape[2:])
+    return jnp.pad(v, [(0, -len(v) % chunks)] + [(0, 0)] * (v.ndim - 1)).reshape(chunks, -1, *v.shape[1:])
+  return tuple(map(split, arrays))
 
 
-@jax.custom_vjp
-def _chunked(x_NBCD, table_VD, targets_NBC, weights_NBC):
-  def add(total, chunk):
-    x, targets, w = chunk
-    return total + jnp.sum(token_losses(logits(x, table_VD), targets, w)), None
-  return jax.lax.scan(add, _zero(x_NBCD, weights_NBC), (x_NBCD, targets_NBC, weights_NBC))[0]
-
-
-def _zero(x, weights, shape=()):
+def _zero(meshed: bool, x, weights, shape=()):
   """Start of a sum over losses or gradients: float32, or wider if x or the weights are."""
-  return jnp.zeros(shape, jnp.promote_types(jnp.promote_types(x.dtype, jnp.float32), weights.dtype))
+  zero = jnp.zeros(shape, jnp.promote_types(jnp.promote_types(x.dtype, jnp.float32), weights.dtype))
+  return jax.lax.pcast(zero, TOKEN_AXES, to='varying') if meshed else zero
 
 
-def _chunked_forward(x_NBCD, table_VD, targets_NBC, weights_NBC):
+def _chunked_forward(meshed: bool, chunks: int, x_BTD, table_VD, targets_BT, weights_BT):
   """The loss and both gradients in one pass: softmax minus one-hot is at hand while the logits are."""
-  def add(carry, chunk):
-    total, d_table = carry
-    x, targets, w = chunk
-    losses, pull = jax.vjp(lambda z: token_losses(z, targets, w), logits(x, table_VD))
-    d_logits = pull(jnp.ones_like(losses))[0].astype(x.dtype)
-    d_table += param.dot('BCV,BCD->VD', d_logits, x, preferred_element_type=d_table.dtype)
-    return (total + jnp.sum(losses), d_table), param.dot('BCV,VD->BCD', d_logits, table_VD)
-  start = (_zero(x_NBCD, weights_NBC), _zero(x_NBCD, weights_NBC, table_VD.shape))
-  (total, d_table), d_x = jax.lax.scan(add, start, (x_NBCD, targets_NBC, weights_NBC))
-  return total, (d_x, d_table.astype(table_VD.dtype))
+  def gradients(x_BTD, table_VD, *of_tokens):
+    table_VD = _gathered(meshed, table_VD, x_BTD.dtype)
+    def add(carry, chunk):
+      total, d_table_VD = carry
+      x_ND, targets_N, w_N = chunk
+      losses, pull = jax.vjp(lambda z: token_losses(z, targets_N, w_N), logits(x_ND, table_VD))
+      d_logits_NV = pull(jnp.ones_like(losses))[0].astype(x_ND.dtype)
+      d_table_VD += param.dot('NV,ND->VD', d_logits_NV, x_ND, preferred_element_type=d_table_VD.dtype)
+      return (total + jnp.sum(losses), d_table_VD), param.dot('NV,VD->ND', d_logits_NV, table_VD)
+    start = tuple(_zero(meshed, x_BTD, of_tokens[1], shape) for shape in ((), table_VD.shape))
+    (total, d_table_VD), d_x = jax.lax.scan(add, start, _split(chunks, x_BTD, *of_tokens))
+    B, T, D = x_BTD.shape
+    d_x_BTD = d_x.reshape(-1, D)[:B * T].reshape(B, T, D)
+    if meshed:
+      total = jax.lax.psum(total, TOKEN_AXES)
+      d_table_VD = jax.lax.psum_scatter(d_table_VD, 'fsdp', scatter_dimension=1, tiled=True)
+      d_table_VD = jax.lax.psum(d_table_VD, ('data', 'sequence'))
+    return total, d_x_BTD, d_table_VD.astype(table_type)
+  table_type = table_VD.dtype
+  mapped = _on_each_device(meshed, gradients, (WHOLE, TOKENS, TABLE))
+  total, *both = mapped(x_BTD, table_VD, targets_BT, weights_BT)
+  return total, both
 
 
-def _chunked_backward(gradients, cotangent):
-  d_x, d_table = gradients
-  return d_x * cotangent.astype(d_x.dtype), d_table * cotangent.astype(d_table.dtype), None, None
+def _chunked_backward(meshed: bool, chunks: int, both, cotangent):
+  d_x_BTD, d_table_VD = both
+  return d_x_BTD * cotangent.astype(d_x_BTD.dtype), d_table_VD * cotangent.astype(d_table_VD.dtype), None, None
 
 
 _chunked.defvjp(_chunked_forward, _chunked_backward)

@@ -8,9 +8,10 @@ import time
 
 import jax
 import numpy as np
+from absl import logging
 
 from lns_jax import config as config_lib
-from lns_jax import advice, files, sharding
+from lns_jax import advice, files, sharding, shards
 from lns_jax.config import RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
@@ -33,9 +34,7 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   mesh = sharding.make_mesh(config.mesh)
   if config.model.matmul == 'fp8':
     fp8.check(mesh.devices.flat[0])
-  parts = sharding.batch_parts(mesh) * config.train.accumulation
-  config_lib.check_batch('train.batch_size', config.train.batch_size, parts, 'devices x micro-batches')
-  sharding.params(mesh, config.model)
+  sharding.check(config, mesh)
   resume.check_config(workdir, config)
   dataset = dataset_lib.open(config)
   init_from.check_tokenizer(config, dataset.tokenizer)
@@ -59,6 +58,9 @@ def introduce(run: Run):
   values = config_lib.to_dict(run.config)
   for group, settings in values.items():
     say(f'{group}: ' + ', '.join(f'{k}={v!r}' for k, v in settings.items()))
+  state = run.abstract_state()
+  logging.info('%s', shards.table(state.params))  # with LNS_JAX_VERBOSE set
+  say(shards.summary(state.params, state.opt_state))
   files.write_json(run.workdir / 'run_info.json', run_info.collect(values, run.dataset.hash))
   if run.dataset.tokenizer is not None:
     run.dataset.tokenizer.save(run.workdir / 'tokenizer')

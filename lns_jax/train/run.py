@@ -67,11 +67,6 @@ class Run:
     with sharding.use(self.mesh):
       return jax.jit(lambda b: step_lib.init_state(c, self.steps, b), out_shardings=self.shardings)(batch)
 
-  def loss_chunk(self) -> int:
-    """Positions whose logits exist at a time: all where several devices would sum the head's gradient each time."""
-    chosen = self.config.train.loss_chunk
-    return chosen if chosen >= 0 else evaluate.CHUNK if self.mesh.size == 1 else 0
-
   def compile_train_step(self):
     """Compiled (state, batch) -> (state, metrics), ahead of time, so that a failure comes early."""
     where = sharding.batch(self.mesh)
@@ -79,7 +74,7 @@ class Run:
         self.config.model, self.config.data.seq_len)
     batch = {k: jax.ShapeDtypeStruct((B, *row.shape), row.dtype, sharding=where) for k, row in rows.items()}
     jitted = jax.jit(
-        step_lib.make_train_step(self.config, self.steps, self.loss_chunk()), donate_argnums=0,
+        step_lib.make_train_step(self.config, self.steps), donate_argnums=0,
         in_shardings=(self.shardings, where), out_shardings=(self.shardings, sharding.replicated(self.mesh)))
     with sharding.use(self.mesh):
       compiled = jitted.lower(self.abstract_state(), batch).compile()
