@@ -88,7 +88,7 @@ def attend(config: config_lib.ModelConfig, layer: int, q_BTHh: jax.Array, k_BTKh
            segment_ids_BT: jax.Array | None, interpret: bool = False) -> jax.Array:
   """softmax(q k / sqrt(h)) v as of `attention.attend` under `attention.mask` of the layer. Returns [B, T, H, h].
 
-  On the mesh in force every device has its rows, heads and queries, and of its rows and heads all keys.
+  On the mesh in force every device has its rows, heads and queries, and gathers all keys of its rows and heads.
   interpret: run the kernel step by step, on any platform.
   """
   from jax.experimental.pallas.ops.tpu import splash_attention as kernels
@@ -99,13 +99,14 @@ def attend(config: config_lib.ModelConfig, layer: int, q_BTHh: jax.Array, k_BTKh
       head_shards=mesh.size('tensor'), q_seq_shards=parts if config.causal else 1,  # the full mask has nothing to slice
       residual_checkpoint_name=SAVED, interpret=interpret)
   def local(kernel, q_BTHh, k_BTKh, v_BTKh, *ids):
+    if parts > 1:  # here, so that their gradients are not only summed but split again
+      k_BTKh, v_BTKh = (jax.lax.all_gather(x, 'sequence', axis=1, tiled=True) for x in (k_BTKh, v_BTKh))
     q, k, v = (x.swapaxes(1, 2) for x in (q_BTHh * h ** -0.5, k_BTKh, v_BTKh))
     return jax.vmap(kernel)(q, k, v, *([kernels.SegmentIds(*ids)] if ids else [])).swapaxes(1, 2)
   ids = () if segment_ids_BT is None else (segment_ids_BT, segment_ids_BT)
   if over.empty:
     return local(kernel, q_BTHh, k_BTKh, v_BTKh, *ids)
-  keys = mesh.spec(('batch', 'keys', 'kv_heads', 'head_dim'))
-  queries = mesh.spec(('batch', 'seq', 'heads', 'head_dim'))
+  queries, keys = (mesh.spec(('batch', 'seq', heads, 'head_dim')) for heads in ('heads', 'kv_heads'))
   whole = jax.sharding.AbstractMesh(over.axis_sizes, over.axis_names)  # inside of a pipeline too, which takes an axis
   of_kernel = kernel.manual_sharding_spec(jax.sharding.NamedSharding(whole, mesh.spec(('heads', 'seq'))))
   of_ids = (mesh.spec(('batch', 'seq')), mesh.spec(('batch', 'keys')))[:len(ids)]

@@ -44,11 +44,12 @@ CASES = {
     *[pytest.param(case, axes, marks=pytest.mark.slow) for case in ('everything', 'both ways', 'learned positions')
       for axes in ({'data': 1, 'fsdp': 2, 'sequence': 2, 'tensor': 2}, {'data': 1, 'sequence': 8})]])
 def test_positions_on_several_devices_are_those_on_one(case, axes):
-  config = model(**CASES[case])
-  p, b = params(config), batch(B, T)
-  expected = jax.device_get(jax.jit(sums(config))(p, b))
-  _, found = on(sharding.make_mesh(MeshConfig(**axes)), config, sums(config), p, b)
-  leaves_close(found, expected, 1e-6)
+  with jax.enable_x64(True):
+    config = model(**CASES[case], precision='float64')
+    p, b = params(config), batch(B, T)
+    expected = jax.device_get(jax.jit(sums(config))(p, b))
+    _, found = on(sharding.make_mesh(MeshConfig(**axes)), config, sums(config), p, b)
+    leaves_close(found, expected, 1e-12)
 
 
 @pytest.mark.parametrize('axes', [{'data': 2, 'sequence': 2, 'tensor': 2}, {'data': 2, 'sequence': 4}])
