@@ -34,9 +34,12 @@ def with_gradients(f, q, k, v, g):
   return jax.device_get(jax.jit(both)(q, k, v))
 
 
-def plain(config, ids):
-  return lambda q, k, v: attention.attend(
-      q, k, v, attention.mask(config, attention.Context(ids, None, None), q.shape[1], 1))
+def plain(config, ids, *qkvg):
+  """Values and gradients of plain attention in float64."""
+  with jax.enable_x64(True):
+    ctx = attention.Context(ids, None, None)
+    return with_gradients(lambda q, k, v: attention.attend(q, k, v, attention.mask(config, ctx, q.shape[1], 1)),
+                          *(np.asarray(x, np.float64) for x in qkvg))
 
 
 def kernel(config, ids):
@@ -57,7 +60,7 @@ ALONE, SPLIT = {}, {'data': 2, 'sequence': 2, 'tensor': 2}
 def test_values_and_gradients_are_those_of_plain_attention(T, h, K, settings, mesh):
   config = model(head_dim=h, num_kv_heads=K, **settings)
   *qkvg, ids = inputs(T, 4, K, h, rows=4)
-  expected = with_gradients(plain(config, ids), *qkvg)
+  expected = plain(config, ids, *qkvg)
   if mesh:
     with sharding.use(sharding.make_mesh(MeshConfig(**{'data': 1, **mesh}))):
       found = with_gradients(kernel(config, ids), *qkvg)
@@ -70,7 +73,7 @@ def test_values_and_gradients_are_those_of_plain_attention(T, h, K, settings, me
 def test_inside_of_a_pipeline_the_other_axes_are_left_to_it():
   config, stage = model(head_dim=64), PartitionSpec('stage')
   *qkvg, _ = inputs(128, 4, 2, 64)
-  expected = with_gradients(plain(config, None), *qkvg)
+  expected = plain(config, None, *qkvg)
   def staged(q, k, v):  # the same on both stages
     run = jax.shard_map(lambda *x: kernel(config, None)(*x)[None], in_specs=PartitionSpec(), out_specs=stage,
                         axis_names={'stage'}, check_vma=False)
