@@ -49,17 +49,22 @@ def alone(scheme: str, precision: str):
   return differentiated(model(**TINY, scheme=scheme, precision=precision), mesh_of())
 
 
-@pytest.mark.parametrize('precision, tolerance, sizes, settings', [
-    pytest.param(precision, tolerance, sizes, settings,
-                 marks=() if (precision == 'float32') == ('microbatches' in settings) and len(sizes) != 2 else pytest.mark.slow)
-    for precision, tolerance in (('float32', 1e-6), ('float64', 1e-12))
-    for sizes, settings in (
-        (dict(stage=2, data=2), dict(remat='full', scheme='lns')),
-        (dict(stage=4), dict(microbatches=8, scheme='lns')),
-        (dict(stage=4, data=2), dict(microbatches=1, scheme='lns_learned')),
-        (dict(stage=2, data=2, tensor=2), dict(remat='full', scheme='lns_learned')))])
-def test_loss_gradients_and_statistics_are_those_of_one_device(precision, tolerance, sizes, settings):
+CASES = {
+    'dp+pp': (dict(stage=2, data=2), dict(remat='full', scheme='lns')),
+    'pp': (dict(stage=4), dict(microbatches=8, scheme='lns')),
+    'one part': (dict(stage=4, data=2), dict(microbatches=1, scheme='lns_learned')),
+    'pp+tp+dp': (dict(stage=2, data=2, tensor=2), dict(remat='full', scheme='lns_learned')),
+}
+FAST = ('pp', 'float32'), ('pp+tp+dp', 'float64')
+
+
+@pytest.mark.parametrize('case, precision', [
+    pytest.param(case, precision, marks=() if (case, precision) in FAST else pytest.mark.slow)
+    for case in CASES for precision in ('float32', 'float64')])
+def test_loss_gradients_and_statistics_are_those_of_one_device(case, precision):
   """Alpha's gradient among them: every layer has its own factor, whichever stage it is on."""
+  sizes, settings = CASES[case]
+  tolerance = 1e-6 if precision == 'float32' else 1e-12
   with jax.enable_x64(precision == 'float64'):
     config = model(**TINY, precision=precision, **settings)
     (total, (_, kept)), grads = differentiated(config, mesh_of(**sizes))
