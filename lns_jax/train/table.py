@@ -49,3 +49,44 @@ def _step(r: dict) -> list[str]:
   if r['not_counted']:
     lines.append(f"not counted  {', '.join(r['not_counted'])}")
   return [*lines, f"compiled     in {r['compile_seconds']:.0f} s"]
+
+
+HEAD = """# Compiled for TPUs, never run
+
+Every line is a run of `experiments/compile_for_tpu.py` with the flags beside it: libtpu compiled the train step of that
+preset for that topology on a CPU. Memory is the compiler's, of one chip (of v7x half a chip, as JAX counts). FLOPs and
+bytes are counted in the compiled program, loops by their turns, kernels by formula. The last four columns are an estimate,
+not a measurement:
+
+    {formula}
+
+All lines: `python benchmarks/tpu_table.py`, which goes on where it was stopped. A line with "does not fit" names the
+flags, found by compiling, with which it does.
+
+| preset | topology | flags | memory GB of limit | arguments | temporaries | TFLOP | GB moved | GB in collectives | ms at best | ms if nothing hides | MFU at best | tokens/s at best | compile s |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def page(found: list[dict]) -> str:
+  """The page of many results, each with its 'command'; of one that failed 'error' instead."""
+  return HEAD.format(formula=roofline.FORMULA.replace('. ', '.\n    ')) + ''.join(map(_row, found))
+
+
+def _row(r: dict) -> str:
+  name, topology = (a.partition('=')[2] for a in r['command'][1:3])
+  shown = ' '.join(a.removeprefix('--config.') for a in r['command'][3:])
+  cells = [name, topology, f'`{shown}`']
+  if 'error' in r:
+    return f"| {' | '.join(cells)} | {r['error']} |{' |' * 10}\n"
+  cells.append(f"{_giga(r['hbm_bytes_per_chip'])} of {_giga(r['hbm_limit'])}")
+  if not r['fits']:
+    cells[-1] += ': does not fit' + (f"; `{' '.join(r['suggestion'])}` does" if r['suggestion'] else '')
+  if 'flops' not in r:
+    return f"| {' | '.join(cells)} |{' |' * 10}\n"
+  t = r['roofline']
+  cells += [_giga(r['argument_bytes']), _giga(r['temp_bytes']), f"{r['flops'] / 1e12:.2f}", _giga(r['bytes']),
+            _giga(sum(c['bytes'] for c in r['collectives'].values())), f"{1e3 * t['step_seconds']:.1f}",
+            f"{1e3 * t['serial_seconds']:.1f}", f"{t['mfu']:.1%}", f"{t['tokens_per_second']:,.0f}",
+            f"{r['compile_seconds']:.0f}"]
+  return f"| {' | '.join(cells)} |\n"
