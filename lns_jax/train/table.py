@@ -5,7 +5,8 @@ from lns_jax.train import roofline
 
 def of(result: dict) -> str:
   """The table that the command prints."""
-  lines = [f"{result['chips']} chips of {result['topology']}, {result['status']}", *_memory(result)]
+  slices = f"{result['slices']} slices of " if result['slices'] > 1 else ''
+  lines = [f"{result['devices']} devices of {slices}{result['topology']}, {result['status']}", *_memory(result)]
   if 'flops' in result:
     lines += _step(result)
   if 'flops' in result.get('eval', {}):
@@ -37,7 +38,7 @@ def _memory(r: dict) -> list[str]:
 def _step(r: dict) -> list[str]:
   t = r['roofline']
   lines = [f"FLOPs        {r['flops'] / 1e12:.3f} T a chip (kernels by formula {r['kernel_flops'] / 1e12:.3f}); "
-           f"the model's own {r['model_flops'] / r['chips'] / 1e12:.3f}",
+           f"the model's own {r['model_flops'] / r['devices'] / 1e12:.3f}",
            f"bytes        {_giga(r['bytes'])} GB of main memory a chip; {r['fusions']} fusions",
            *(f"{kind:<20} {c['count']:>6} x, {_giga(c['bytes'])} GB a chip"
              for kind, c in sorted(r['collectives'].items())),

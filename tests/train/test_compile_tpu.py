@@ -47,7 +47,7 @@ def test_both_steps_of_a_small_run_compile_and_pre_and_lns_cost_the_same():
     assert 'compiled, never run' in run.stderr and 'E0000' not in run.stderr and 'WARNING' not in run.stderr
     found[scheme] = json.loads(run.stdout.splitlines()[-1])
   pre, lns = found['pre'], found['lns']
-  assert pre['fits'] and pre['chips'] == 4 and pre['status'] == 'compiled, never run' and pre['not_counted'] == []
+  assert pre['fits'] and pre['devices'] == 4 and pre['status'] == 'compiled, never run' and pre['not_counted'] == []
   parts = ('argument', 'temp', 'output', 'code')
   assert pre['hbm_bytes_per_chip'] == sum(pre[f'{p}_bytes'] for p in parts) < pre['hbm_limit'] == 15.75 * 2**30
   # Parameters and two moments in float32, whole on each chip, and the rows; by hand: V D twice, four layers, gains.
