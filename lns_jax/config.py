@@ -11,8 +11,8 @@ from typing import Any
 
 from lns_jax import settings
 from lns_jax.errors import UserError
-from lns_jax.model_config import BIASES, NORMS, PRECISIONS, TEXT, ModelConfig, RopeScaling  # named here for all
-from lns_jax.settings import Section, from_dict, setting, to_dict  # as these
+from lns_jax.model_config import BIASES, NORMS, PRECISIONS, ROPE_KINDS, TEXT, ModelConfig, RopeScaling  # named here
+from lns_jax.settings import Section, from_dict, setting, to_dict  # for all, as these
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ ALLOWED = {
     'errors': set(), 'files': {'errors'}, 'paired': set(),
     'layers.schemes': set(), 'layers.init': set(), 'layers.rope': set(), 'layers.completep': set(),
     'settings': {'errors'}, 'host': {'errors'},
-    'model_config': {'errors', 'settings', 'layers.schemes', 'layers.init', 'layers.rope'},
+    'model_config': {'errors', 'settings', 'layers.schemes', 'layers.init'},
     'config': {'errors', 'settings', 'model_config'},
     'advice': {'config', 'layers.schemes', 'layers.init'},
     'presets': {'config', 'errors'},

@@ -56,16 +56,16 @@ HEAD = """# Compiled for TPUs, never run
 
 Every line is a run of `experiments/compile_for_tpu.py` with the flags beside it: libtpu compiled the train step of that
 preset for that topology on a CPU. Memory is the compiler's, of one chip (of v7x half a chip, as JAX counts). FLOPs and
-bytes are counted in the compiled program, loops by their turns, kernels by formula. The last four columns are an estimate,
-not a measurement:
+bytes are counted in the compiled program, loops by their turns, kernels by formula; the compiler's own count of bytes
+holds the body of a loop once, and vector memory too. Times, MFU and tokens/s are an estimate, not a measurement:
 
     {formula}
 
 All lines: `python benchmarks/tpu_table.py`, which goes on where it was stopped. A line with "does not fit" names the
 flags, found by compiling, with which it does.
 
-| preset | topology | flags | memory GB of limit | arguments | temporaries | TFLOP | GB moved | GB in collectives | ms at best | ms if nothing hides | MFU at best | tokens/s at best | compile s |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
+| preset | topology | flags | memory GB of limit | arguments | temporaries | TFLOP | GB moved | GB by the compiler's count | GB in collectives | ms at best | ms if nothing hides | MFU at best | tokens/s at best | compile s |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -79,15 +79,15 @@ def _row(r: dict) -> str:
   shown = ' '.join(a.removeprefix('--config.') for a in r['command'][3:])
   cells = [name, topology, f'`{shown}`']
   if 'error' in r:
-    return f"| {' | '.join(cells)} | {r['error']} |{' |' * 10}\n"
+    return f"| {' | '.join(cells)} | {r['error']} |{' |' * 11}\n"
   cells.append(f"{_giga(r['hbm_bytes_per_chip'])} of {_giga(r['hbm_limit'])}")
   if not r['fits']:
     cells[-1] += ': does not fit' + (f"; `{' '.join(r['suggestion'])}` does" if r['suggestion'] else '')
   if 'flops' not in r:
-    return f"| {' | '.join(cells)} |{' |' * 10}\n"
+    return f"| {' | '.join(cells)} |{' |' * 11}\n"
   t = r['roofline']
   cells += [_giga(r['argument_bytes']), _giga(r['temp_bytes']), f"{r['flops'] / 1e12:.2f}", _giga(r['bytes']),
-            _giga(sum(c['bytes'] for c in r['collectives'].values())), f"{1e3 * t['step_seconds']:.1f}",
+            _giga(r['compiler_bytes']), _giga(sum(c['bytes'] for c in r['collectives'].values())), f"{1e3 * t['step_seconds']:.1f}",
             f"{1e3 * t['serial_seconds']:.1f}", f"{t['mfu']:.1%}", f"{t['tokens_per_second']:,.0f}",
             f"{r['compile_seconds']:.0f}"]
   return f"| {' | '.join(cells)} |\n"

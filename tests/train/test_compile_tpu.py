@@ -50,10 +50,10 @@ def test_both_steps_of_a_small_run_compile_and_pre_and_lns_cost_the_same():
   assert pre['fits'] and pre['devices'] == 4 and pre['status'] == 'compiled, never run' and pre['not_counted'] == []
   parts = ('argument', 'temp', 'output', 'code')
   assert pre['hbm_bytes_per_chip'] == sum(pre[f'{p}_bytes'] for p in parts) < pre['hbm_limit'] == 15.75 * 2**30
-  # Parameters and two moments in float32, whole on each chip, and the rows; by hand: V D twice, four layers, gains.
+  # Parameters and two moments in float32, whole on each chip: V D twice, four layers, gains. Tiles of 128 pad D and F.
   D, F, V, L = 32, 64, 512, 4
   state = 3 * 4 * (2 * V * D + L * (4 * D * D + 3 * D * F + 2 * D) + D)
-  assert state <= pre['argument_bytes'] <= 1.5 * state
+  assert state <= pre['argument_bytes'] <= 4 * state
   assert pre['eval']['fits'] and 0 < pre['eval']['flops'] < pre['flops'] / 2
   assert pre['collectives']['all-reduce']['bytes'] >= state / 3 / 4 * 2  # gradients, in bfloat16 at least
   assert lns['flops'] == pre['flops'] and lns['fusions'] <= pre['fusions']
