@@ -27,10 +27,9 @@ BIASES = {
 
 TEXT = ('decoder', 'encoder')  # families that read tokens
 
-# Not in lns_jax.layers.rope, which imports jax: settings are read before it.
-ROPE_KINDS = ('none', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3')
-
 NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt')
+
+ROPES = ('none', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3')  # see lns_jax.layers.rope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ class RopeScaling(Section):
   """How rotary frequencies are changed for texts longer than `original_length`, see lns_jax.layers.rope."""
 
   NAME = 'model.rope_scaling'
-  kind: str = setting('none', 'The rule, by the name that config.json has for it.', choices=ROPE_KINDS)
+  kind: str = setting('none', 'The rule, by the name that config.json has for it.', choices=ROPES)
   factor: float = setting(1.0, 'Times that texts may be longer.', above=0.0)
   original_length: int = setting(0, 'Positions before scaling; all kinds but none and linear need it.', low=0)
   low_freq_factor: float = setting(1.0, 'llama3: turns within original_length below which all is scaled.', above=0.0)

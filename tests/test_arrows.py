@@ -9,7 +9,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'lns_jax'
 # A module may import from its own room and from those named here.
 ALLOWED = {
     'errors': set(), 'files': {'errors'}, 'paired': set(),
-    'layers.schemes': set(), 'layers.init': set(), 'layers.rope': set(), 'layers.completep': set(),
+    'layers.schemes': set(), 'layers.init': set(), 'layers.completep': set(),
     'settings': {'errors'}, 'host': {'errors'},
     'model_config': {'errors', 'settings', 'layers.schemes', 'layers.init'},
     'config': {'errors', 'settings', 'model_config'},
@@ -26,7 +26,8 @@ ALLOWED = {
     'interop': {'config', 'errors', 'files', 'layers', 'models', 'data', 'sharding', 'train.checkpoint',
                 'train.run_info'},
     'reproduce': {'config', 'errors', 'files', 'paired', 'presets', 'cli', 'layers', 'data', 'depth', 'train'},
-    'cli': {'config', 'errors', 'files', 'host', 'presets'},
+    'compile_cache': {'files'}, 'xla_flags': {'errors'},
+    'cli': {'compile_cache', 'config', 'errors', 'files', 'host', 'presets', 'xla_flags'},
 }
 
 

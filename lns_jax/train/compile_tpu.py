@@ -19,7 +19,6 @@ from lns_jax import config as config_lib
 from lns_jax import host, sharding, shards
 from lns_jax.config import RunConfig
 from lns_jax.errors import UserError
-from lns_jax.layers import fp8
 from lns_jax.train import chips, costs, evaluate, fit, hlo, init_from, mfu, roofline, table
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Program, say
@@ -100,8 +99,6 @@ class Target:
     """The run's program on these devices. Raises UserError when mesh or batch do not divide over them."""
     mesh = sharding.make_mesh(config.mesh, list(self.devices))
     sharding.check(config, mesh)
-    if config.model.matmul == 'fp8':
-      fp8.check(mesh.devices.flat[0])
     steps = config_lib.num_steps(config, num_rows=10**9)  # the rows of a data set that is not opened
     return Program(config, mesh, steps, step_lib.state_shardings(mesh, config, steps))
 

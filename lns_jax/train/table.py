@@ -87,7 +87,7 @@ def _row(r: dict) -> str:
     return f"| {' | '.join(cells)} |{' |' * 11}\n"
   t = r['roofline']
   cells += [_giga(r['argument_bytes']), _giga(r['temp_bytes']), f"{r['flops'] / 1e12:.2f}", _giga(r['bytes']),
-            _giga(r['compiler_bytes']), _giga(sum(c['bytes'] for c in r['collectives'].values())), f"{1e3 * t['step_seconds']:.1f}",
-            f"{1e3 * t['serial_seconds']:.1f}", f"{t['mfu']:.1%}", f"{t['tokens_per_second']:,.0f}",
+            _giga(r['compiler_bytes']), _giga(sum(c['bytes'] for c in r['collectives'].values())),
+            f"{1e3 * t['step_seconds']:.1f}", f"{1e3 * t['serial_seconds']:.1f}", f"{t['mfu']:.1%}", f"{t['tokens_per_second']:,.0f}",
             f"{r['compile_seconds']:.0f}"]
   return f"| {' | '.join(cells)} |\n"
