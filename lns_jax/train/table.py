@@ -40,7 +40,7 @@ def _step(r: dict) -> list[str]:
   lines = [f"FLOPs        {r['flops'] / 1e12:.3f} T a chip (kernels by formula {r['kernel_flops'] / 1e12:.3f}); "
            f"the model's own {r['model_flops'] / r['devices'] / 1e12:.3f}",
            f"bytes        {_giga(r['bytes'])} GB of main memory a chip; {r['fusions']} fusions",
-           *(f"{kind:<20} {c['count']:>6} x, {_giga(c['bytes'])} GB a chip"
+           *(f"{kind:<24} {c['count']:>6} x, {_giga(c['bytes'])} GB a chip"
              for kind, c in sorted(r['collectives'].items())),
            f"time         compute {1e3 * t['compute_seconds']:.1f}, memory {1e3 * t['memory_seconds']:.1f}, links "
            f"{1e3 * t['ici_seconds']:.1f}, other slices {1e3 * t['dcn_seconds']:.1f} ms",
