@@ -65,7 +65,7 @@ def test_every_flag_and_setting_on_the_page_of_tpus_exists():
   flags |= {f.name for f in dataclasses.fields(config.DataConfig)}  # of prepare_data.py
   named = set(re.findall(r'--([a-z_]+)(?![a-z_.-])', page))
   assert sorted(f for f in named - GCLOUD if f not in flags and f.removeprefix('no') not in flags) == []
-  known, settings = config.defaults(), re.findall(r'--config\.(\w+)\.(\w+)(?==)', page)
+  known, settings = config.defaults(), re.findall(r'--config\.(\w+)\.(\w+)', page)
   assert len(settings) > 10 and [s for s in settings if s[1] not in known.get(s[0], ())] == []
   presets_named = set(re.findall(r'--config=(\w+)', page))
   assert presets_named and presets_named <= set(presets.config_names())
