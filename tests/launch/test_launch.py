@@ -1,12 +1,12 @@
 """The scripts for Cloud TPU against a gcloud that records its arguments and plays what is in a file."""
 
-import json
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 
 import pytest
@@ -14,35 +14,27 @@ import pytest
 FOLDER = pathlib.Path(__file__).parent.parent.parent / 'experiments' / 'launch'
 SCRIPTS = ('tpu_vm.sh', 'pod_slice.sh', 'queued_spot.sh', 'gke_xpk.sh')
 RUN = ['--', 'python', 'experiments/pretrain.py', '--config=llama_130m', "--config.model.scheme=it's", 'a  b $HOME']
-PLAYER = f'''#!{sys.executable} -IS
-import json, os, pathlib, subprocess, sys
-folder, arguments = pathlib.Path(os.environ['STAGE']), sys.argv[1:]
-with open(folder / 'calls.jsonl', 'a') as file:
-  print(json.dumps([pathlib.Path(sys.argv[0]).name, *arguments]), file=file)
-def play(name):
-  first, *others = (folder / name).read_text().split(',')
-  (folder / name).write_text(','.join(others or [first]))
-  return first.strip()
-command = next((a.removeprefix('--command=') for a in arguments if a.startswith('--command=')), '')
-there = folder / 'states.now'
-if 'queued-resources' in arguments:
-  if 'create' in arguments:
-    for name in ('states', 'jobs'):  # of this launch; those of the next stand behind a slash
-      now, _, later = (folder / name).read_text().partition('/')
-      (folder / f'{{name}}.now').write_text(now)
-      (folder / name).write_text(later or now)
-  elif 'delete' in arguments:
-    there.unlink()
-  else:
-    sys.exit(print(play('states.now')) if there.exists() else 'not found')
-elif arguments[2:4] == ['tpu-vm', 'describe']:
-  sys.exit(0 if (folder / 'node').exists() else 'not found')
-elif 'job: ' in command and there.exists():
-  print(''.join(f'job: {{word}}\\n' for word in play('jobs.now').split()), end='')
-elif 'job.pid' in command and (folder / 'home').exists():
-  sys.exit(subprocess.run(['bash', '-c', command], env=os.environ | {{'HOME': str(folder / 'home')}}).returncode)
-elif 'tail' in command:
-  print('error: the last line of the log')
+PLAYER = r'''#!/bin/bash
+cd "$STAGE" || exit
+{ printf '%s\x1f' "${0##*/}" "$@"; printf '\x1e'; } >> calls
+play() {  # the next of a file's words between commas; the last one stays
+  all=$(< "$1"); printf '%s' "${all#*,}" > "$1"; first=${all%%,*}; echo ${first}
+}
+case "$*" in
+  *'queued-resources create'*)
+    for name in states jobs; do  # of this launch; those of the next stand behind a slash
+      all=$(< $name); printf '%s' "${all%%/*}" > $name.now; printf '%s' "${all#*/}" > $name
+    done ;;
+  *'queued-resources delete'*) rm states.now ;;
+  *'queued-resources describe'*) [[ -e states.now ]] && play states.now ;;
+  *'tpu-vm describe'*) [[ -e node ]] ;;
+  *'job: '*) [[ ! -e states.now ]] || for word in $(play jobs.now); do echo "job: $word"; done ;;
+  *scp*) [[ ! -e home ]] || cp "$5" home/ ;;
+  *job.pid*) [[ ! -e home ]] || for argument; do
+    [[ $argument != --command=* ]] || HOME=$STAGE/home bash -c "${argument#--command=}"
+  done ;;
+  *tail*) echo 'error: the last line of the log' ;;
+esac
 '''
 
 
@@ -53,17 +45,17 @@ def stage(tmp_path):
   `states` are what gcloud says of a queued resource, one a look, `jobs` what the hosts say of the command; those of
   the next launch stand behind a slash, and the last one stays.
   """
-  for name in ('gcloud', 'xpk'):
-    (tmp_path / name).write_text(PLAYER)
+  for name, text in (('gcloud', PLAYER), ('xpk', PLAYER), ('git', '#!/bin/sh\n')):
+    (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(0o755)
   def perform(script, *arguments, states='ACTIVE', jobs='none, 0', **env):
     (tmp_path / 'states').write_text(states)
     (tmp_path / 'jobs').write_text(jobs)
-    (tmp_path / 'calls.jsonl').write_text('')
+    (tmp_path / 'calls').write_text('')
     command = ['bash', str(FOLDER / script), *arguments] if script else ['bash', '-e', '-c', *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60,
                           env=os.environ | {'PATH': f"{tmp_path}:{os.environ['PATH']}", 'STAGE': str(tmp_path)} | env)
-    return done, [json.loads(line) for line in (tmp_path / 'calls.jsonl').read_text().splitlines()]
+    return done, [call.split('\x1f')[:-1] for call in (tmp_path / 'calls').read_text().split('\x1e')[:-1]]
   return perform
 
 
@@ -206,11 +198,14 @@ def test_a_launcher_that_is_started_anew_goes_on_with_what_runs(stage, tmp_path)
 
 
 def test_a_command_outlives_its_connection_and_leaves_log_and_code(stage, tmp_path):
-  """The host's part, run here: quotes and spaces arrive as they were written."""
+  """The host's part, run here: the checkout is what arrives, quotes and spaces as they were written."""
+  (tmp_path / 'git').unlink()
   (tmp_path / 'home' / 'lns_jax').mkdir(parents=True)
   words = ["it's", 'two  words', '$HOME', '"']
   done, _ = stage('pod_slice.sh', *WHERE, '--', 'python3', '-c', 'import sys; print(sys.argv[1:]); sys.exit(75)', *words)
   assert done.returncode == 0
+  (archive,) = (tmp_path / 'home').glob('*.tar.gz')
+  assert {'setup.py', 'experiments/pretrain.py', 'configs/llama_130m.py'} <= set(tarfile.open(archive).getnames())
   code = tmp_path / 'home' / 'job.code'
   deadline = time.monotonic() + 30
   while not (code.exists() and code.read_text()) and time.monotonic() < deadline:
