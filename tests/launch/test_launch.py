@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -206,11 +207,26 @@ def test_a_command_outlives_its_connection_and_leaves_log_and_code(stage, tmp_pa
   assert done.returncode == 0
   (archive,) = (tmp_path / 'home').glob('*.tar.gz')
   assert {'setup.py', 'experiments/pretrain.py', 'configs/llama_130m.py'} <= set(tarfile.open(archive).getnames())
-  code = tmp_path / 'home' / 'job.code'
-  deadline = time.monotonic() + 30
-  while not (code.exists() and code.read_text()) and time.monotonic() < deadline:
-    time.sleep(0.05)
-  assert code.read_text() == '75\n' and (tmp_path / 'home' / 'job.log').read_text() == f'{words}\n'
+  assert written(tmp_path / 'home' / 'job.code') == '75\n'
+  assert (tmp_path / 'home' / 'job.log').read_text() == f'{words}\n'
+
+
+def test_a_host_that_shuts_down_lets_the_command_save_and_notes_its_code(stage, tmp_path):
+  (tmp_path / 'home' / 'lns_jax').mkdir(parents=True)
+  saves = 'trap "sleep 0.2; exit 75" TERM; touch ~/ready; while true; do sleep 0.05; done'
+  stage('pod_slice.sh', *WHERE, '--', 'bash', '-c', saves)
+  written(tmp_path / 'home' / 'ready')
+  os.killpg(int((tmp_path / 'home' / 'job.pid').read_text()), signal.SIGTERM)
+  assert written(tmp_path / 'home' / 'job.code') == '75\n'
+
+
+def written(path: pathlib.Path) -> str:
+  """What a file holds, once it is there."""
+  deadline = time.monotonic() + 60
+  while not path.exists() and time.monotonic() < deadline:
+    time.sleep(0.02)
+  time.sleep(0.1)
+  return path.read_text()
 
 
 def test_a_workload_is_restarted_when_it_was_preempted(stage):
@@ -222,5 +238,6 @@ def test_a_workload_is_restarted_when_it_was_preempted(stage):
   for word in ('--workload=w', '--restart-on-exit-codes=75', '--max-restarts=20', '--num-slices=2'):
     assert word in call
   command = next(a for a in call if a.startswith('--command='))
+  assert command.startswith("--command=pip install --quiet -e '.[tpu,gcs]' && exec python ")
   assert subprocess.run(['bash', '-c', command.partition('&&')[2].replace('python', 'printf "%s\\n"', 1)],
                         capture_output=True, text=True).stdout.splitlines() == RUN[2:]

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import pytest
 
 from lns_jax import config as config_lib
-from lns_jax import presets
 from lns_jax.errors import UserError
 from lns_jax.train import loop, profile
 
@@ -62,9 +61,13 @@ def test_a_trace_is_written_when_the_run_is_stopped(session, tmp_path):
 
 
 def test_a_run_leaves_a_trace(tmp_path):
-  config = config_lib.changed(presets.load_config('quickstart:tiny'), {
-      'train': {'steps': 3}, 'profile': {'steps': '2:4'}, 'model': {'num_layers': 1, 'layer_ids': (), 'depth': 0},
-      'optimizer': {'warmup_steps': 0}, 'eval': {'max_tokens': 512}})
+  (tmp_path / 'text').mkdir()
+  for name in ('train', 'validation'):
+    (tmp_path / 'text' / f'{name}.txt').write_text('What a device did, and when. ' * 40)
+  config = config_lib.from_dict(config_lib.RunConfig, {
+      'model': {'vocab_size': 258, 'd_model': 16, 'd_ff': 32, 'num_layers': 1, 'num_heads': 2},
+      'data': {'source': str(tmp_path / 'text'), 'tokenizer': 'byte', 'seq_len': 32},
+      'train': {'steps': 3, 'batch_size': 8, 'layer_stats_every': 0, 'tensorboard': False}, 'profile': {'steps': '2:4'}})
   loop.train(config, tmp_path / 'run')
   (trace,) = (tmp_path / 'run' / 'profile' / 'plugins' / 'profile').glob('*/*.xplane.pb')
   assert b'step_num' in trace.read_bytes()
