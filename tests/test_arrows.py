@@ -22,11 +22,11 @@ ALLOWED = {
     'shards': {'models'},
     'data': {'config', 'errors', 'files'},
     'depth': {'config', 'errors', 'files', 'layers', 'models'},
-    'train': {'advice', 'config', 'errors', 'files', 'layers', 'models', 'data', 'sharding', 'shards'},
+    'train': {'advice', 'config', 'distributed', 'errors', 'files', 'layers', 'models', 'data', 'sharding', 'shards'},
     'interop': {'config', 'errors', 'files', 'layers', 'models', 'data', 'sharding', 'train.checkpoint',
                 'train.run_info'},
     'reproduce': {'config', 'errors', 'files', 'paired', 'presets', 'cli', 'layers', 'data', 'depth', 'train'},
-    'cli': {'config', 'errors', 'files', 'presets'},
+    'cli': {'config', 'distributed', 'errors', 'files', 'presets'},
 }
 
 
