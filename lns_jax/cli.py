@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from lns_jax import distributed  # first: it quiets jaxlib, which config loads
 from lns_jax import config as config_lib
-from lns_jax import distributed, files, presets
+from lns_jax import files, presets
 from lns_jax.errors import Preempted, UserError, nearest
 
 HELP = ('--help', '-help', '--helpfull', '-h', '--helpshort')

@@ -21,6 +21,8 @@ from lns_jax import joining
 from lns_jax.errors import UserError
 
 flags.disclaim_key_flags()  # they belong to the command that defines them
+if not os.environ.get('LNS_JAX_VERBOSE'):
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # read when jaxlib is loaded: what another's end means, we say
 
 HEARTBEAT = 30  # seconds after which a silent process counts as lost
 HEARD = 2.0  # seconds in which the others hear what one has said
@@ -207,7 +209,6 @@ def _asked(f) -> tuple[str, int, int] | None:
 
 def _join(coordinator: str, count: int, index: int, timeout: int):
   global _joined
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '0' if os.environ.get('LNS_JAX_VERBOSE') else '3')  # before jax
   import jax
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   me, there = Process(count, index), threading.Event()
