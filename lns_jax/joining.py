@@ -55,7 +55,7 @@ def watch(coordinator: str, count: int, index: int, timeout: int, there: threadi
       waited = min(waited + EVERY, timeout)
       words = f'{missing(coordinator, count, index)} after {waited} s; {CAUSES}.'
       if waited == timeout:
-        end(1, f'error: {words}')
+        return end(1, f'error: {words}')
       print(f'process {index} of {count} is waiting: {words}', file=sys.stderr, flush=True)
   threading.Thread(target=run, daemon=True).start()
 
