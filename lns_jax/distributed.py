@@ -5,6 +5,7 @@ then on `leave` ends this process and the others with it, and a process that is 
 """
 
 import atexit
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -220,9 +221,9 @@ def _join(coordinator: str, count: int, index: int, timeout: int):
                    f'--process={index}.')
   try:
     with joining.on_broken(broken):
-      jax.distributed.initialize(
-          coordinator, count, index, cluster_detection_method='deactivate', heartbeat_timeout_seconds=HEARTBEAT,
-          initialization_timeout=2 * timeout)  # the watchdog ends it
+      concurrent.futures.ThreadPoolExecutor(1).submit(  # in a thread, so that Ctrl-C is heard meanwhile
+          jax.distributed.initialize, coordinator, count, index, cluster_detection_method='deactivate',
+          heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=2 * timeout).result()  # the watchdog ends it
   except Exception as e:
     there.set()
     raise UserError(f'process {index} of {count} could not join the others at {coordinator}: '
