@@ -56,9 +56,9 @@ def test_two_processes_train_as_one(cache, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('mesh', [
-    {'data': 2, 'tensor': 4}, {'fsdp': 8}, {'data': 2, 'fsdp': 2, 'sequence': 2}], ids=str)
+    {'sequence': 4, 'tensor': 2}, {'fsdp': 8}, {'data': 2, 'fsdp': 2, 'sequence': 2}], ids=str)
 def test_rows_come_where_the_mesh_has_them(mesh, whole, cache, tmp_path):
-  """Four processes of two devices: a row of the batch on one device, on one process, or on two."""
+  """Four processes of two devices: every row on all processes, on one device, or on one process."""
   axes = [f'--config.mesh.{axis}={size}' for axis, size in ({'data': 1} | mesh).items()]
   result(processes.ends(start(tmp_path / 'run', cache, *axes, processes=4, devices=2)))
   check_same(tmp_path / 'run', whole)
