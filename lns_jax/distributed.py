@@ -196,10 +196,11 @@ def _asked(f) -> tuple[str, int, int] | None:
   if len(missing) == 3:
     return None if f.distributed == 'off' else joining.of_environment(f.distributed == 'on', f.join_timeout)
   if f.distributed == 'off':
-    raise UserError(f'--distributed=off is one process alone, but --{next(n for n in given if n not in missing)} is given.')
+    one = next(name for name in given if name not in missing)
+    raise UserError(f'--distributed=off is one process alone, but --{one} is given.')
   if missing:
-    raise UserError(f'--{missing[0]} must be given as well: --coordinator=HOST:PORT --processes=N --process=I, I from 0 '
-                    'to N - 1.')
+    raise UserError(f'--{missing[0]} must be given as well: --coordinator=HOST:PORT --processes=N --process=I, '
+                    'I from 0 to N - 1.')
   coordinator, count, index = given.values()
   if index >= count:
     raise UserError(f'--process={index} is not one of --processes={count}, which are numbered from 0 to {count - 1}.')
@@ -216,9 +217,10 @@ def _join(coordinator: str, count: int, index: int, timeout: int):
   joining.watch(coordinator, count, index, timeout, there, me.end)
   def broken():
     if there.is_set():
-      me.end(LOST, lost(f'another of the {count} processes has been silent for {HEARTBEAT} seconds, or process 0 ended'))
-    me.end(FAILED, f'error: process {index} could not join the others at {coordinator}: --processes differs, or two have '
-                   f'--process={index}.')
+      me.end(LOST, lost(
+          f'another of the {count} processes has been silent for {HEARTBEAT} seconds, or process 0 ended'))
+    me.end(FAILED, f'error: process {index} could not join the others at {coordinator}: --processes differs, or two '
+                   f'have --process={index}.')
   try:
     with joining.on_broken(broken):
       concurrent.futures.ThreadPoolExecutor(1).submit(  # in a thread, so that Ctrl-C is heard meanwhile

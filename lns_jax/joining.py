@@ -16,8 +16,8 @@ from collections.abc import Callable
 from lns_jax.errors import UserError
 
 EVERY = 60  # seconds between two lines on who is missing
-CAUSES = ('usual causes: the command runs on one host alone (--worker=all starts it on all), a firewall blocks the port, '
-          'other hosts are still installing, --coordinator is not the address of process 0')
+CAUSES = ('usual causes: the command runs on one host alone (--worker=all starts it on all), a firewall blocks the '
+          'port, other hosts are still installing, --coordinator is not the address of process 0')
 _kept = []  # C++ calls it as long as the program runs
 
 
@@ -74,7 +74,7 @@ def missing(coordinator: str, count: int, index: int) -> str:
 
 
 def connected(port: int) -> int | None:
-  """How many processes, the one that listens included, are connected to a port of this host; None if Linux does not say."""
+  """How many processes, with the one that listens, are connected to a port here; None if the system does not say."""
   found = set()
   for table in ('tcp', 'tcp6'):
     with contextlib.suppress(OSError):

@@ -43,7 +43,7 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
 
 
 def open_dataset(config: RunConfig):
-  """The rows of a run. Process 0 is first to prepare them: others then find them, or prepare their own on their own disk.
+  """The rows of a run. Process 0 prepares them first; the others find them, or prepare those of their own disk.
 
   Raises UserError when they are not usable, or not the same on all hosts.
   """
@@ -120,7 +120,8 @@ class Interrupted(Exception):
 class Trainer:
   """The loop over steps. Metrics of step k are read while step k + 1 runs, so that the device never waits."""
 
-  def __init__(self, run: Run, train_step, state, position: dict, saver, writer: log.Writer, signals: preemption.Signals):
+  def __init__(self, run: Run, train_step, state, position: dict, saver, writer: log.Writer,
+               signals: preemption.Signals):
     self.run, self.train_step, self.eval_step = run, train_step, run.eval_step()
     self.state, self.saver, self.writer, self.signals = state, saver, writer, signals
     self.position = position  # {'step', 'tokens'}: Python integers, which never wrap

@@ -45,7 +45,7 @@ class Signals:
 
 
 def _notice_of_jax() -> int | None:
-  """The address of the handler by which JAX learns of a SIGTERM, which Python's would replace; None if there is none."""
+  """The address of JAX's own handler of SIGTERM, which Python's would replace; None if there is none."""
   with contextlib.suppress(OSError, AttributeError):
     return _c_signal()(signal.SIGTERM, None)
 

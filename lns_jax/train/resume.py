@@ -77,8 +77,8 @@ def held(workdir: pathlib.Path):
     until = time.monotonic() + 10  # a network disk may show it late
     while not mark.exists():
       if time.monotonic() > until:
-        raise UserError(f'process {jax.process_index()} does not see what process 0 writes in {workdir}; --workdir must '
-                        'be a folder that all hosts share.')
+        raise UserError(f'process {jax.process_index()} does not see what process 0 writes in {workdir}; --workdir '
+                        'must be a folder that all hosts share.')
       time.sleep(0.2)
     yield
 

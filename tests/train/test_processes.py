@@ -47,7 +47,8 @@ def whole(cache, tmp_path_factory):
 
 
 def test_two_processes_train_as_one(cache, tmp_path):
-  few = ('--config.train.steps=3', '--config.eval.every=0', '--config.eval.max_tokens=1000', '--config.checkpoint.every=0')
+  few = ('--config.train.steps=3', '--config.eval.every=0', '--config.eval.max_tokens=1000',
+         '--config.checkpoint.every=0')
   result(processes.ends(start(tmp_path / 'two', cache, *few, processes=2)))
   result(processes.ends(start(tmp_path / 'one', cache, *few)))
   check_same(tmp_path / 'two', tmp_path / 'one')
