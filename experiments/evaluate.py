@@ -8,7 +8,7 @@ of 8 bits, and as it is on the same rows: the difference comes with its 95 % int
 
 from absl import flags
 
-from lns_jax import cli
+from lns_jax import cli, distributed
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Run folder.')
 SPLIT = flags.DEFINE_string('split', 'validation', 'Split of the corpus.')
@@ -19,9 +19,11 @@ PARITY = flags.DEFINE_bool('parity', False, "Also the value that the paper's cod
 QUANTISE = flags.DEFINE_enum('quantise', None, ['int8'], "Weights of the blocks' matrices; as saved by default.")
 flags.DEFINE_alias('model', 'workdir')
 flags.mark_flag_as_required('workdir')
+distributed.define_flags()
 
 
 def main():
+  distributed.join()
   from lns_jax import runs
   return runs.evaluate(WORKDIR.value, split=SPLIT.value, step=STEP.value, max_tokens=MAX_TOKENS.value,
                        parity=PARITY.value, int8=QUANTISE.value == 'int8')

@@ -7,16 +7,18 @@ Exit codes: 0 done, 1 error (one sentence on stderr), 75 preempted and saved: ru
 
 from absl import flags
 
-from lns_jax import cli, presets
+from lns_jax import cli, distributed, presets
 
 CONFIG = cli.define_config()
 WORKDIR = flags.DEFINE_string('workdir', None, 'Run folder: checkpoints, metrics.jsonl, TensorBoard events.')
 cli.define_xla_flags()
 flags.mark_flags_as_required(['config', 'workdir'])
+distributed.define_flags()
 
 
 def main():
   config = presets.resolve(CONFIG.value)
+  distributed.join()
   from lns_jax.train import loop  # jax comes last: --help and a mistyped flag answer at once
   return loop.train(config, WORKDIR.value)
 

@@ -8,13 +8,14 @@ labels, or a folder with the four files of MNIST or Fashion-MNIST.
 
 from absl import flags
 
-from lns_jax import cli, presets
+from lns_jax import cli, distributed, presets
 from lns_jax.errors import UserError
 
 CONFIG = cli.define_config()
 WORKDIR = flags.DEFINE_string('workdir', None, 'Run folder: checkpoints, metrics.jsonl, TensorBoard events.')
 cli.define_xla_flags()
 flags.mark_flags_as_required(['config', 'workdir'])
+distributed.define_flags()
 
 
 def main():
@@ -22,6 +23,7 @@ def main():
   if config.model.family != 'vit':
     raise UserError(f'vision.py trains models of images, and this config is of model.family = {config.model.family}; '
                     'use pretrain.py.')
+  distributed.join()
   from lns_jax.train import loop
   return loop.train(config, WORKDIR.value)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from lns_jax import distributed  # first: it quiets jaxlib, which config loads
 from lns_jax import config as config_lib
 from lns_jax import compile_cache, files, host, presets, xla_flags
 from lns_jax.errors import Preempted, UserError, nearest
@@ -149,6 +150,7 @@ def _settings(cls, prefix: str) -> list[str]:
 
 
 def _fail(message) -> None:
+  distributed.leave(1, f'error: {message}')
   print(f'error: {message}', file=sys.stderr, flush=True)
   sys.exit(1)
 
@@ -178,14 +180,19 @@ def run(main: Callable, *, arguments: str = '',
         raise UserError(f'give one or more {arguments}.')
       result = main(argv[1:]) if arguments else main()
     except UserError as e:
+      distributed.leave_if_lost(e)
       _fail(e)
     except Preempted as e:
       print(f'preempted: {e}', file=sys.stderr, flush=True)
       sys.exit(75)
     except KeyboardInterrupt:
+      distributed.leave(130, f'interrupted; {interrupted}.')
       print(f'interrupted; {interrupted}.', file=sys.stderr, flush=True)
       sys.stdout.flush()
       os._exit(130)  # an orderly end would wait for the program that the device is running, for minutes of some
-    if result is not None:
+    except Exception as e:
+      distributed.leave_crashed(e)
+      raise
+    if result is not None and distributed.primary():
       print(json.dumps(files.finite(result), allow_nan=False), flush=True)
   app.run(guarded, flags_parser=lambda argv: _parse(argv, bool(arguments)))

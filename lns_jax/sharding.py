@@ -5,6 +5,7 @@ import math
 
 import jax
 import numpy as np
+import numpy as np
 from flax.core import meta
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -72,6 +73,21 @@ def batch_parts(mesh: Mesh) -> int:
 def batch(mesh: Mesh) -> NamedSharding:
   """Sharding of [B, ...] inputs."""
   return NamedSharding(mesh, PartitionSpec(ROWS))
+
+
+def rows(mesh: Mesh, batch_size: int) -> np.ndarray:
+  """Which rows of [batch_size, ...] inputs the devices of this process hold, rising.
+
+  Those of several processes overlap where a row is split over processes, or is the same on several stages.
+  """
+  each = batch_size // batch_parts(mesh)
+  return (each * parts_here(mesh)[:, None] + np.arange(each)).ravel()
+
+
+def parts_here(mesh: Mesh) -> np.ndarray:
+  """Which of the `batch_parts` the devices of this process hold, rising."""
+  held = batch(mesh).addressable_devices_indices_map((batch_parts(mesh),))
+  return np.unique([index.start or 0 for index, in held.values()])
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

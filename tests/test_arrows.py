@@ -22,12 +22,13 @@ ALLOWED = {
     'shards': {'models'},
     'data': {'config', 'errors', 'files'},
     'depth': {'config', 'errors', 'files', 'layers', 'models'},
-    'train': {'advice', 'config', 'errors', 'files', 'host', 'layers', 'models', 'data', 'sharding', 'shards'},
+    'train': {'advice', 'config', 'distributed', 'errors', 'files', 'host', 'layers', 'models', 'data', 'sharding',
+              'shards'},
     'interop': {'config', 'errors', 'files', 'layers', 'models', 'data', 'sharding', 'train.checkpoint',
                 'train.run_info'},
     'reproduce': {'config', 'errors', 'files', 'paired', 'presets', 'cli', 'layers', 'data', 'depth', 'train'},
     'compile_cache': {'files'}, 'xla_flags': {'errors'},
-    'cli': {'compile_cache', 'config', 'errors', 'files', 'host', 'presets', 'xla_flags'},
+    'cli': {'compile_cache', 'config', 'distributed', 'errors', 'files', 'host', 'presets', 'xla_flags'},
 }
 
 

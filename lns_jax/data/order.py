@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lns_jax.config import check_batch
 from lns_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -34,30 +33,32 @@ class Rows:
     return self.sources[split]
 
   def train_batches(self, seed: int, batch_size: int, *, start_step: int = 0, num_steps: int | None = None,
-                    process_index: int = 0, process_count: int = 1, read_threads: int = 4) -> Iterator[Batch]:
+                    rows=None, read_threads: int = 4) -> Iterator[Batch]:
     """Batches of training rows, shuffled anew in every epoch, without end unless `num_steps` is given.
 
-    Step s of the whole run is rows [s B, (s + 1) B) of the endless shuffled sequence; process p of P gets
-    its p-th B / P rows. A batch may join the end of an epoch and the start of the next.
+    Step s of the whole run is rows [s B, (s + 1) B) of the endless shuffled sequence. A batch may join the end of an
+    epoch and the start of the next.
 
     Args:
       batch_size: B, over all processes. start_step: first step that is wanted. num_steps: how many.
+      rows: which rows of each batch are wanted, numbers from 0 to B - 1; no other is read. None: all.
 
     Raises:
-      UserError: at once, if there are fewer rows than B or B does not divide by P.
+      UserError: at once, if there are fewer rows than B.
     """
-    check_batch('train.batch_size', batch_size, process_count, 'processes')
     if self.num_rows('train') < batch_size:
       raise UserError(f'{self.name} has {self.num_rows("train")} training rows but train.batch_size is '
                       f'{batch_size}; take more data or a smaller batch.')
-    return self._train_batches(seed, batch_size // process_count, start_step, num_steps,
-                               process_index, process_count, read_threads)
+    rows = range(batch_size) if rows is None else [int(r) for r in rows]
+    return self._train_batches(seed, batch_size, start_step, num_steps, rows, read_threads)
 
-  def _train_batches(self, seed, local, start_step, num_steps, p, P, threads) -> Iterator[Batch]:
+  def _train_batches(self, seed, B, start_step, num_steps, rows, threads) -> Iterator[Batch]:
     import grain
     shuffled = grain.MapDataset.source(self.sources['train']).seed(seed).shuffle().repeat()
+    wanted = grain.MapDataset.range(len(shuffled) // B * len(rows)).map(
+        lambda i: shuffled[i // len(rows) * B + rows[i % len(rows)]])
     # Without drop_remainder the length of the endless sequence overflows for batches of one row.
-    dataset = shuffled.batch(local, drop_remainder=True)[p::P]
+    dataset = wanted.batch(len(rows), drop_remainder=True)
     iterator = iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4 * threads)))
     iterator.set_state({'next_index': start_step})
     step = 0
@@ -66,22 +67,20 @@ class Rows:
       step += 1
 
   def eval_batches(self, split: str, batch_size: int, *, max_tokens: int = 0,
-                   process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
+                   rows=None) -> Iterator[Batch]:
     """All rows of a split in order, once. The last batch is filled up with rows of padding.
 
     Args:
       batch_size: B, over all processes. max_tokens: stop before the row that would exceed it; 0: all.
+      rows: which rows of each batch are wanted, as of `train_batches`.
     """
-    check_batch('eval.batch_size', batch_size, process_count, 'processes')
-    source = self._split(split)
-    count = self.rows_within(split, max_tokens)
-    return self._eval_batches(source, count, batch_size, process_index, batch_size // process_count)
+    rows = range(batch_size) if rows is None else rows
+    return self._eval_batches(self._split(split), self.rows_within(split, max_tokens), batch_size, rows)
 
-  def _eval_batches(self, source, count, batch_size, p, local) -> Iterator[Batch]:
+  def _eval_batches(self, source, count, batch_size, rows) -> Iterator[Batch]:
     padding = {name: np.zeros_like(value) for name, value in source[0].items()}
     for start in range(0, count, batch_size):
-      mine = range(start + p * local, start + (p + 1) * local)
-      batch = [source[i] if i < count else padding for i in mine]
+      batch = [source[start + int(r)] if start + r < count else padding for r in rows]
       yield {name: np.stack([row[name] for row in batch]) for name in padding}
 
   def rows_within(self, split: str, max_tokens: int) -> int:

@@ -255,7 +255,13 @@ def load_config(directory: epath.PathLike, step: int | None = None) -> tuple[int
   chosen = _choose(directory, step, 'config')
   if chosen is None:
     return None
-  return chosen, _read(_absolute(directory) / str(chosen), config=ocp.args.JsonRestore())['config']
+  path, me = _absolute(directory) / str(chosen), jax.process_index()
+  # Without the other processes, which may not ask.
+  only_me = ocp.options.MultiprocessingOptions(
+      primary_host=me, active_processes={me}, barrier_sync_key_prefix=f'process_{me}')
+  handler = ocp.JsonCheckpointHandler(multiprocessing_options=only_me)
+  with _reading(path), ocp.Checkpointer(handler, multiprocessing_options=only_me) as reader:
+    return chosen, reader.restore(path / 'config', args=ocp.args.JsonRestore())
 
 
 def can_go_on(directory: epath.PathLike, step: int) -> bool:

@@ -34,10 +34,16 @@ def batch_size(mesh, wanted: int) -> int:
   return -(-wanted // parts) * parts
 
 
-def place(mesh, batch: dict[str, np.ndarray]):
-  """Host rows of this process -> global arrays."""
-  where = sharding.batch(mesh)
-  return {k: jax.make_array_from_process_local_data(where, v) for k, v in batch.items()}
+def place(mesh, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+  """The rows of a batch that this process reads, see `sharding.rows` -> global arrays."""
+  where, here, parts = sharding.batch(mesh), sharding.parts_here(mesh), sharding.batch_parts(mesh)
+  def globally(value):
+    each = len(value) // len(here)
+    def part(index):
+      at = each * np.searchsorted(here, (index[0].start or 0) // each)
+      return value[at:at + each]
+    return jax.make_array_from_callback((each * parts, *value.shape[1:]), where, part)
+  return {name: globally(value) for name, value in batch.items()}
 
 
 def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'validation', rows: int,
@@ -58,8 +64,7 @@ def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'valid
     (paper.md 6.4), which does depend on `rows`.
   """
   sums, means = {}, []
-  batches = dataset.eval_batches(split, rows, max_tokens=max_tokens, process_index=jax.process_index(),
-                                 process_count=jax.process_count())
+  batches = dataset.eval_batches(split, rows, max_tokens=max_tokens, rows=sharding.rows(mesh, rows))
   with sharding.use(mesh):
     for batch in progress(batches):
       of_batch = jax.device_get(eval_step(params, place(mesh, batch), step))

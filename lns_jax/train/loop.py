@@ -3,7 +3,6 @@
 import contextlib
 import math
 import pathlib
-import signal
 import time
 
 import jax
@@ -11,13 +10,14 @@ import numpy as np
 from absl import logging
 
 from lns_jax import config as config_lib
-from lns_jax import advice, files, sharding, shards
+from lns_jax import advice, distributed, files, sharding, shards
 from lns_jax.config import RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
 from lns_jax.layers import param, splash
 from lns_jax.models import layout, transformer
-from lns_jax.train import checkpoint, evaluate, init_from, log, mfu, nonfinite, profile, resume, run_info
+from lns_jax.train import (
+    checkpoint, evaluate, init_from, log, mfu, nonfinite, preemption, profile, resume, run_info)
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run, say
 
@@ -26,17 +26,14 @@ LAYER_STATS = ('variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm', 'layer_
 
 def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   """Checks everything that can be known before long work, then prepares the data."""
-  if jax.process_count() > 1:
-    raise UserError(f'this version trains on one host, but {jax.process_count()} processes are joined; '
-                    'start one alone.')
   for warning in advice.warnings(config):
     say(f'warning: {warning}')
   mesh = sharding.make_mesh(config.mesh)
   sharding.check(config, mesh)
   with sharding.use(mesh):
     say(splash.describe(config.model, config.row_tokens, mesh.devices.flat[0].platform))
-  resume.check_config(workdir, config)
-  dataset = dataset_lib.open(config)
+  distributed.from_first(lambda: resume.check_config(workdir, config))
+  dataset = open_dataset(config)
   init_from.check_tokenizer(config, dataset.tokenizer)
   rows, t = dataset.num_rows('train'), config.train
   steps = config_lib.num_steps(config, rows)
@@ -45,6 +42,21 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
     say(f'{t.epochs:g} epochs of {rows} rows are {steps} updates of {t.batch_size}; '
         f'{round(t.epochs * rows) - steps * t.batch_size} rows are left over.')
   return Run(config, mesh, steps, step_lib.state_shardings(mesh, config, steps), workdir, dataset)
+
+
+def open_dataset(config: RunConfig):
+  """The rows of a run. Process 0 prepares them first; the others find them, or prepare those of their own disk.
+
+  Raises UserError when they are not usable, or not the same on all hosts.
+  """
+  if jax.process_count() == 1:
+    return dataset_lib.open(config)
+  first = distributed.from_first(lambda: dataset_lib.open(config).hash)
+  dataset = dataset_lib.open(config)
+  if dataset.hash != first:
+    raise UserError(f'process {jax.process_index()} has rows with hash {dataset.hash[:12]} but process 0 has '
+                    f'{first[:12]}; give all hosts the same data and the same Python, or one --config.data.cache_dir.')
+  return dataset
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -61,28 +73,11 @@ def introduce(run: Run):
   state = run.abstract_state()
   logging.info('%s', shards.table(state.params))  # with LNS_JAX_VERBOSE set
   say(shards.summary(state.params, state.opt_state))
+  if jax.process_index():
+    return
   files.write_json(run.workdir / 'run_info.json', run_info.collect(values, run.dataset.hash))
   if run.dataset.tokenizer is not None:
     run.dataset.tokenizer.save(run.workdir / 'tokenizer')
-
-
-class Signals:
-  """SIGTERM asks for a save and a stop at the next step; a second one ends the process at once."""
-
-  def __enter__(self):
-    self.stop = False
-    def handler(number, frame):
-      self.stop = True
-      signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-      self._old = signal.signal(signal.SIGTERM, handler)
-    except ValueError:  # not in the main thread: a notebook's
-      self._old = None
-    return self
-
-  def __exit__(self, *_):
-    if self._old is not None:
-      signal.signal(signal.SIGTERM, self._old)
 
 
 def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
@@ -99,9 +94,9 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
   """
   workdir, start, config = resume.open_workdir(workdir), time.perf_counter(), resolved(config)
   run = set_up(config, workdir)
-  with (resume.alone(workdir), Signals() as signals,
-        checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver):
-    done = resume.finished(run, saver)
+  with (resume.held(workdir), preemption.Signals() as signals,
+        checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver, distributed.watched()):
+    done = distributed.from_first(lambda: resume.finished(run, saver))
     if done:
       say(f'{workdir} is finished: {run.steps} steps.')
       if not (workdir / 'run_info.json').exists():
@@ -115,7 +110,8 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
     with contextlib.closing(log.Writer(workdir, position['step'], config.train.tensorboard)) as writer:
       result = Trainer(run, train_step, state, position, saver, writer, signals).fit()
   result |= {'seconds': time.perf_counter() - start, 'start_seconds': compiled - start}
-  files.write_json(workdir / 'result.json', files.finite(result) | resume.identity(run))
+  if jax.process_index() == 0:
+    files.write_json(workdir / 'result.json', files.finite(result) | resume.identity(run))
   return result
 
 
@@ -126,10 +122,12 @@ class Interrupted(Exception):
 class Trainer:
   """The loop over steps. Metrics of step k are read while step k + 1 runs, so that the device never waits."""
 
-  def __init__(self, run: Run, train_step, state, position: dict, saver, writer: log.Writer, signals: Signals):
+  def __init__(self, run: Run, train_step, state, position: dict, saver, writer: log.Writer,
+               signals: preemption.Signals):
     self.run, self.train_step, self.eval_step = run, train_step, run.eval_step()
     self.state, self.saver, self.writer, self.signals = state, saver, writer, signals
     self.position = position  # {'step', 'tokens'}: Python integers, which never wrap
+    self.saved = position['step']  # the newest step on disk, or a start, which needs no saving
     self.peak, source = mfu.peak_flops()
     say(f'MFU is of {self.peak / 1e12:.3g} TFLOP/s ({source})')
     self.row_flops = mfu.flops_per_token(run.config.model, run.config.row_tokens) * run.config.row_tokens
@@ -162,7 +160,9 @@ class Trainer:
     run, pending, t = self.run, None, self.run.config.train
     batches = iter(run.dataset.train_batches(
         run.config.data.seed, t.batch_size, start_step=start, num_steps=run.steps - start,
-        read_threads=run.config.data.read_threads))
+        rows=sharding.rows(run.mesh, t.batch_size), read_threads=run.config.data.read_threads))
+    if self.signals.stop():  # while it compiled
+      self._preempted()
     self.clock = time.perf_counter()
     for step in range(start + 1, run.steps + 1):
       with self.trace.step(step, self.state):
@@ -173,7 +173,7 @@ class Trainer:
         self.read(*pending)
       pending = (step, metrics, batch)
       self.saver.check()
-      stop = self.signals.stop
+      stop = self.signals.stop()
       saving = stop or step == run.steps or self._due(run.config.checkpoint.every, step)
       evaluating = step < run.steps and self._due(run.config.eval.every, step)
       if saving or evaluating:
@@ -192,8 +192,8 @@ class Trainer:
     step = self.position['step']
     self.save(step)
     self.saver.wait()
-    raise Preempted(f'saved step {step} of {self.run.steps} in {self.run.workdir}; '
-                    'the same command goes on from there.')
+    done = f'saved step {step}' if step else 'no step was done'
+    raise Preempted(f'{done} of {self.run.steps} in {self.run.workdir}; the same command goes on from there.')
 
   @staticmethod
   def _due(every: int, step: int) -> bool:
@@ -238,14 +238,14 @@ class Trainer:
 
   def save(self, step: int):
     """Starts an asynchronous checkpoint of the present state in the canonical layout."""
-    self.saver.wait()
-    if self.saver.latest() == step:
+    if self.saved == step:
       return
     canonical = jax.jit(layout.unstack)((self.state.params, self.state.opt_state)) \
         if self.run.config.model.loop == 'scan' else (self.state.params, self.state.opt_state)
     self.saver.save(step, params=canonical[0], opt_state=canonical[1],
                     data={**self.position, 'corpus_hash': self.run.dataset.hash},
                     config=config_lib.to_dict(self.run.config))
+    self.saved = step
 
   def evaluate(self) -> dict:
     """Evaluates the present parameters on the validation split and logs it."""
@@ -265,6 +265,6 @@ class Trainer:
   def _watched(self, batches):
     """The batches of an evaluation, until SIGTERM."""
     for batch in batches:
-      if self.signals.stop:
+      if self.signals.stop():
         raise Interrupted
       yield batch

@@ -30,12 +30,16 @@ def bad_target(config: ModelConfig, batch) -> str | None:
   """Name of the first weighed target that is not in the vocabulary; None when all are."""
   if 'targets' not in batch:
     return None  # labels are checked when they are read
-  targets, weights = np.asarray(batch['targets']), np.asarray(loss.weights(batch))
-  bad = np.argwhere(loss.outside_vocabulary(targets, config.vocab_size) & (weights > 0))
-  if not len(bad):
+  def first(batch):
+    targets_BT = batch['targets']
+    bad_BT = loss.outside_vocabulary(targets_BT, config.vocab_size) & (loss.weights(batch) > 0)
+    at = jnp.argmax(bad_BT)  # the first of the flattened batch
+    return {'any': bad_BT.any(), 'at': at, 'target': targets_BT.ravel()[at]}
+  found = jax.device_get(jax.jit(first)(batch))
+  if not found['any']:
     return None
-  row, position = map(int, bad[0])
-  return (f'the target {targets[row, position]} at position {position} of row {row} of the batch, '
+  row, position = divmod(int(found['at']), batch['targets'].shape[1])
+  return (f"the target {found['target']} at position {position} of row {row} of the batch, "
           'outside of the vocabulary')
 
 

@@ -3,13 +3,16 @@
 import contextlib
 import fcntl
 import json
+import os
 import pathlib
+import platform
+import time
 
 import jax
 import numpy as np
 
 from lns_jax import config as config_lib
-from lns_jax import files, sharding
+from lns_jax import distributed, files, sharding
 from lns_jax.config import RunConfig
 from lns_jax.errors import UserError
 from lns_jax.models import layout
@@ -33,7 +36,7 @@ def open_workdir(workdir: str | pathlib.Path, flag: str = '--workdir') -> pathli
   path = files.absolute(workdir)
   try:
     path.mkdir(parents=True, exist_ok=True)
-    probe = path / '.probe'
+    probe = path / f'.probe-{platform.node()}-{os.getpid()}'
     probe.touch()
     probe.unlink()
   except OSError as e:
@@ -53,6 +56,30 @@ def alone(workdir: pathlib.Path, flag: str = '--workdir'):
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
       raise UserError(f'another process is at work in {workdir}; wait for it, or use another {flag}.') from None
+    yield
+
+
+@contextlib.contextmanager
+def held(workdir: pathlib.Path):
+  """The folder of a run, held by process 0 for all. Raises UserError as `alone`, and where they do not share it."""
+  with contextlib.ExitStack() as stack:
+    def hold() -> str:
+      stack.enter_context(alone(workdir))
+      if jax.process_count() == 1:
+        return '.lock'
+      for left in workdir.glob('.shared-*'):
+        left.unlink(missing_ok=True)
+      mark = workdir / f'.shared-{time.time_ns()}'
+      mark.touch()
+      stack.callback(mark.unlink, missing_ok=True)
+      return mark.name
+    mark = workdir / distributed.from_first(hold)
+    until = time.monotonic() + 10  # a network disk may show it late
+    while not mark.exists():
+      if time.monotonic() > until:
+        raise UserError(f'process {jax.process_index()} does not see what process 0 writes in {workdir}; --workdir '
+                        'must be a folder that all hosts share.')
+      time.sleep(0.2)
     yield
 
 

@@ -92,8 +92,8 @@ class Run(Program):
       params = jax.tree.map(lambda x, s: x.astype(s.dtype), init_from.params(c), shapes)
       return jax.jit(lambda p: step_lib.state_of(c, self.steps, p), out_shardings=self.shardings)(params)
     if schemes.has(c.model, 'profiled'):
-      first = self.dataset.train_batches(c.data.seed, c.train.batch_size, num_steps=1)
-      rows = jax.tree.map(lambda x: x[::c.train.accumulation], next(iter(first)))  # the first micro-batch
-      batch = evaluate.place(self.mesh, rows)
+      B, k = c.train.batch_size, c.train.accumulation  # of the first micro-batch, rows 0, k, 2 k, ...
+      rows = k * sharding.rows(self.mesh, B // k)
+      batch = evaluate.place(self.mesh, next(self.dataset.train_batches(c.data.seed, B, num_steps=1, rows=rows)))
     with sharding.use(self.mesh):
       return jax.jit(lambda b: step_lib.init_state(c, self.steps, b), out_shardings=self.shardings)(batch)

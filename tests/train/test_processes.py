@@ -1,0 +1,129 @@
+"""One run on several processes: the numbers of one, one end for all, and a restart on any other number."""
+
+import json
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import processes
+from lns_jax.train import log
+
+STEPS = 12
+RUN = ['--config=quickstart:tiny', f'--config.train.steps={STEPS}', '--config.train.log_every=1',
+       '--config.checkpoint.every=4', '--config.eval.every=8', '--config.eval.max_tokens=4000',
+       '--config.train.tensorboard=False', '--config.optimizer.eps=1e-3']  # rounding stays rounding
+
+
+def start(workdir, cache, *more, **kwargs):
+  return processes.start('pretrain', [*RUN, f'--workdir={workdir}', *more], cache, **kwargs)
+
+
+def curve(workdir, key='loss'):
+  return {r['step']: r[key] for r in log.read(workdir / 'metrics.jsonl') if key in r}
+
+
+def result(found):
+  assert [code for code, _, _ in found] == [0] * len(found), found
+  assert all(not out.strip() or 'loss' not in out for _, out, _ in found[1:])  # process 0 speaks for all
+  return json.loads(found[0][1].splitlines()[-1])
+
+
+def check_same(workdir, whole):
+  """Losses, tokens and evaluations of all steps, each step once."""
+  for key in ('loss', 'grad_norm', 'tokens', 'val_loss'):
+    ours, theirs = curve(workdir, key), curve(whole, key)
+    assert list(ours) == list(theirs)
+    np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-6 if key != 'grad_norm' else 1e-5)
+
+
+@pytest.fixture(scope='module')
+def whole(cache, tmp_path_factory):
+  """The run as one process of one device."""
+  workdir = tmp_path_factory.mktemp('whole') / 'run'
+  result(processes.ends(start(workdir, cache)))
+  return workdir
+
+
+def test_two_processes_train_as_one(cache, tmp_path):
+  few = ('--config.train.steps=3', '--config.eval.every=0', '--config.eval.max_tokens=1000',
+         '--config.checkpoint.every=0')
+  result(processes.ends(start(tmp_path / 'two', cache, *few, processes=2)))
+  result(processes.ends(start(tmp_path / 'one', cache, *few)))
+  check_same(tmp_path / 'two', tmp_path / 'one')
+  assert not list((tmp_path / 'two').glob('.shared*'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mesh', [
+    {'sequence': 4, 'tensor': 2}, {'fsdp': 8}, {'data': 2, 'fsdp': 2, 'sequence': 2}], ids=str)
+def test_rows_come_where_the_mesh_has_them(mesh, whole, cache, tmp_path):
+  """Four processes of two devices: every row on all processes, on one device, or on one process."""
+  axes = [f'--config.mesh.{axis}={size}' for axis, size in ({'data': 1} | mesh).items()]
+  result(processes.ends(start(tmp_path / 'run', cache, *axes, processes=4, devices=2)))
+  check_same(tmp_path / 'run', whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('victim', [1, 0])
+def test_a_killed_process_ends_the_others_and_the_restart_goes_on(victim, whole, cache, tmp_path):
+  workdir = tmp_path / 'run'
+  children = start(workdir, cache, processes=2)
+  processes.wait(children, lambda: len(log.read(workdir / 'metrics.jsonl')) >= 6)
+  children[victim].kill()
+  began = time.monotonic()
+  found = processes.ends(children)
+  assert time.monotonic() - began < 15
+  assert found[victim][0] == -signal.SIGKILL
+  code, _, last = found[1 - victim]
+  assert code == 75 and last.startswith('lost: another ') and 'the same command on all hosts goes on from there' in last
+  result(processes.ends(start(workdir, cache, processes=2)))
+  check_same(workdir, whole)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_of_two_saves_the_same_step_on_both(whole, cache, tmp_path):
+  workdir = tmp_path / 'run'
+  children = start(workdir, cache, processes=2)
+  processes.wait(children, lambda: len(log.read(workdir / 'metrics.jsonl')) >= 5)
+  children[1].send_signal(signal.SIGTERM)
+  found = processes.ends(children)
+  assert [code for code, _, _ in found] == [75, 75]
+  assert found[0][2] == found[1][2] and found[0][2].startswith('preempted: saved step ')
+  result(processes.ends(start(workdir, cache, processes=2)))
+  check_same(workdir, whole)
+
+
+@pytest.mark.slow
+def test_two_processes_then_four_then_one_are_one_run(whole, cache, tmp_path):
+  workdir = tmp_path / 'run'
+  for count, reached in ((2, 3), (4, 7)):
+    children = start(workdir, cache, processes=count)
+    processes.wait(children, lambda: max(curve(workdir), default=0) >= reached)
+    children[0].send_signal(signal.SIGTERM)
+    assert [code for code, _, _ in processes.ends(children)] == [75] * count
+  result(processes.ends(start(workdir, cache)))
+  check_same(workdir, whole)
+
+
+@pytest.mark.slow
+def test_an_error_of_one_is_told_to_all(cache, tmp_path):
+  """Process 1 asks for other rows than process 0."""
+  a, = start(tmp_path / 'run', cache, processes=2, only=[0])
+  port = next(x for x in a.args if x.startswith('--coordinator'))
+  b, = processes.start('pretrain', [*RUN, '--config.data.seq_len=32', f'--workdir={tmp_path / "run"}', port,
+                                    '--processes=2', '--process=1'], cache)
+  (first, _, said), (second, _, own) = processes.ends([a, b])
+  assert (first, second) == (1, 1)
+  assert own.startswith('error: process 1 has rows with hash') and said == f'process 1 of 2 ended: {own}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('index, words', [
+    (0, 'error: 1 of 2 processes have come after 3 s'), (1, 'error: process 0 of 2 does not answer at localhost:')])
+def test_who_is_alone_says_who_is_missing(index, words, cache, tmp_path):
+  child, = start(tmp_path / 'run', cache, '--join_timeout=3', processes=2, only=[index])
+  (code, _, last), = processes.ends([child])
+  assert code == 1 and last.startswith(words) and 'one host alone' in last and 'firewall' in last
+  assert not (tmp_path / 'run').exists()
