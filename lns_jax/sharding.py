@@ -101,18 +101,13 @@ def params(mesh: Mesh, config: ModelConfig, rules=RULES):
   _check_known(mesh, rules)
   _check_divides(mesh, config, [(name, box.names, box.value.shape, s) for (name, box), s in zip(named, specs)])
   shardings = jax.tree.unflatten(jax.tree.structure(boxed, is_leaf=is_box), [NamedSharding(mesh, s) for s in specs])
-  if config.loop == 'scan':
-    _check_stages(mesh, config)
-    return _stacked(shardings, mesh, config)
-  return shardings
-
-
-def _stacked(shardings, mesh: Mesh, config: ModelConfig):
-  """Adds the layer axis of the scanned layout."""
-  over, = mesh_lib.spec(('layers',))
-  add = lambda s: NamedSharding(mesh, PartitionSpec(over, *s.spec))
-  layers = {layout.run_name(run): jax.tree.map(add, shardings['layers'][str(run[0])]) for run in layout.runs(config)}
-  return {**shardings, 'layers': layers}
+  firsts, runs = shardings['layers'], layout.runs(config)
+  if config.loop == 'unrolled':
+    return {**shardings, 'layers': {str(l): firsts[str(run[0])] for run in runs for l in run}}
+  _check_stages(mesh, config)
+  over, = mesh_lib.spec(('layers',), rules)
+  stacked = lambda s: NamedSharding(mesh, PartitionSpec(over, *s.spec))
+  return {**shardings, 'layers': {layout.run_name(run): jax.tree.map(stacked, firsts[str(run[0])]) for run in runs}}
 
 
 # The setting that a logical axis has its size from.
