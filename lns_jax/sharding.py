@@ -1,5 +1,6 @@
 """Meshes, and where parameters and batches lie on them; the rules are in `lns_jax.mesh`."""
 
+import contextlib
 import itertools
 import math
 
@@ -93,6 +94,10 @@ def params(mesh: Mesh, config: ModelConfig, rules=RULES):
   Raises UserError when the rules do not fit the parameters or the mesh, or when a dimension does not divide over its
   mesh axes, naming the parameter, both, and what would divide.
   """
+  stages, over = mesh.shape['stage'], mesh_axes(dict(rules)['embed'])
+  if config.loop == 'unrolled' and stages > 1 and not config.d_model % (stages * parts(mesh, over)):
+    # Checkpoints of a pipeline are written in this layout: there too no device holds the layers of another stage.
+    rules = tuple({**dict(rules), 'embed': ('stage', *over)}.items())
   boxed = jax.eval_shape(lambda: transformer.boxed_init(config, jax.random.key(0)))
   is_box = lambda x: isinstance(x, meta.AxisMetadata)
   named = [(jax.tree_util.keystr(path, simple=True, separator='/'), box)
@@ -164,20 +169,39 @@ def _near(wanted: int, fits: list[int]) -> str:
 
 def check(config: RunConfig, mesh: Mesh):
   """Refuses, before anything is compiled, a run whose sizes do not divide over the mesh; one sentence, what would."""
-  m, stages = config.model, mesh.shape['stage']
-  micro = config.train.accumulation
-  check_batch('train.batch_size', config.train.batch_size, batch_parts(mesh) * micro, 'devices x micro-batches')
-  if config.row_tokens % mesh.shape['sequence']:
-    cls = ' (model.pooling = mean would leave out the CLS token)' if m.has_cls else ''
-    raise UserError(f'rows of {config.row_tokens} tokens{cls} do not divide over the {mesh.shape["sequence"]} devices '
-                    f'of mesh.sequence; {_near(mesh.shape["sequence"], _divisors(config.row_tokens))} would.')
+  parts_of, batches = batch_parts(mesh) * config.train.accumulation, 'devices x micro-batches'
+  check_batch('train.batch_size', config.train.batch_size, parts_of, batches)
+  stages = mesh.shape['stage']
   if stages > 1:
-    if m.loop != 'scan':
+    if config.model.loop != 'scan':
       raise UserError(f'mesh.stage = {stages} is a pipeline of the scanned loop; set --config.model.loop=scan.')
-    parts_of = m.microbatches or stages
-    check_batch('train.batch_size', config.train.batch_size, batch_parts(mesh) * micro * parts_of,
-                f'devices x micro-batches x {parts_of} parts in the pipeline')
-  params(mesh, m)
+    follow = config.model.microbatches or stages
+    check_batch('train.batch_size', config.train.batch_size, parts_of * follow, f'{batches} x parts in the pipeline')
+  _check_sizes(config, mesh)
+
+
+def _check_sizes(config: RunConfig, mesh: Mesh):
+  T, sequence = config.row_tokens, mesh.shape['sequence']
+  if T % sequence:
+    cls = ' (model.pooling = mean would leave out the CLS token)' if config.model.has_cls else ''
+    raise UserError(f'rows of {T} tokens{cls} do not divide over the {sequence} devices of mesh.sequence; mesh.sequence '
+                    f'= {_near(sequence, _divisors(T))} would.')
+  params(mesh, config.model)
+
+
+def fitting(config: RunConfig, devices=None) -> Mesh:
+  """A mesh on which a finished run's model is evaluated by whatever devices there are.
+
+  The run's own where it fits them and is no pipeline; else one whose devices share the parameters by fsdp.
+  """
+  devices = jax.devices() if devices is None else devices
+  if config.mesh.stage == 1:
+    with contextlib.suppress(UserError):
+      mesh = make_mesh(config.mesh, devices)
+      _check_sizes(config, mesh)
+      return mesh
+  in_slice = len(devices) // len(_slices(devices, 0))
+  return make_mesh(MeshConfig(fsdp=math.gcd(config.model.d_model, in_slice)), devices)
 
 
 def _check_stages(mesh: Mesh, config: ModelConfig):
