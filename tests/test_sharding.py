@@ -116,7 +116,7 @@ def test_rules_that_collide_or_name_what_is_not_there_are_refused():
     ({'tensor': 4}, {'num_heads': 2, 'num_kv_heads': 2}, r'num_kv_heads = 2 .*; mesh.tensor = 2 '),
     ({'tensor': 4}, {'vocab_size': 258, 'num_kv_heads': 4}, r'vocab_size = 258 .*vocab_size = 256 or 260 would, .*= 2 '),
     ({'tensor': 4}, {'d_ff': 130, 'num_kv_heads': 4}, r'd_ff = 130 .*; model.d_ff = 128 or 132 would, .*tensor = 2 '),
-    ({'fsdp': 8}, {'d_model': 60}, r'd_model = 60 .* mesh.fsdp; model.d_model = 56 or 64 would, or mesh.fsdp = 4 '),
+    ({'fsdp': 8}, {'d_model': 60, 'num_heads': 2}, r'd_model = 60 .* mesh.fsdp; model.d_model = 56 or 64 would, or mesh.fsdp = 4 '),
     ({'stage': 4}, {'loop': 'scan', 'num_layers': 6}, r'num_layers = 6 .* mesh.stage = 4; 3 or 6 stages would'),
     ({'stage': 2}, {'loop': 'scan', 'scheme': 'mix', 'mix_count': 1, 'num_layers': 2}, r'scheme = mix has runs .*1-1 and'),
     ({'stage': 2}, {}, 'loop=scan'),
@@ -132,7 +132,7 @@ def test_what_does_not_divide_is_named_with_what_would(settings, changes, words)
 
 def test_tokens_of_an_image_do_not_divide_by_their_class_token():
   mesh = sharding.make_mesh(MeshConfig(sequence=4))
-  vit = config_lib.ModelConfig(family='vit', d_model=64, num_heads=4, num_layers=1)
+  vit = config_lib.ModelConfig(family='vit', causal=False, d_model=64, num_heads=4, num_layers=1)
   with pytest.raises(UserError, match=r'rows of 197 tokens \(model.pooling = mean .* CLS token\) do not'):
     sharding.check(RunConfig(model=vit), mesh)
   sharding.check(RunConfig(model=dataclasses.replace(vit, pooling='mean')), mesh)
@@ -140,7 +140,7 @@ def test_tokens_of_an_image_do_not_divide_by_their_class_token():
 
 @pytest.mark.parametrize('loop, stage', [('unrolled', 1), ('scan', 1), ('scan', 2)])
 def test_a_state_is_born_in_parts_and_changes_its_layout_in_parts(loop, stage):
-  """Of what is whole at 100 the compiled programs hold at most 25 on any of 8 devices, working memory included."""
+  """The compiled programs hold less than a third of the whole on any of 8 devices, working memory included."""
   mesh = sharding.make_mesh(MeshConfig(data=1, stage=stage, fsdp=8 // stage))
   r = run(mesh, loop=loop, num_layers=4, num_heads=8, num_kv_heads=8)
   state = r.abstract_state()
@@ -153,7 +153,7 @@ def test_a_state_is_born_in_parts_and_changes_its_layout_in_parts(loop, stage):
                  (r.to_native.lower((canonical.params, canonical.opt_state)), whole(both))]
   for lowered, size in programs:
     memory = lowered.compile().memory_analysis()
-    assert memory.output_size_in_bytes + memory.temp_size_in_bytes < size / 4
+    assert memory.output_size_in_bytes + memory.temp_size_in_bytes < size / 3
 
 
 def test_a_checkpoint_of_a_pipeline_is_split_over_its_stages():
@@ -163,13 +163,18 @@ def test_a_checkpoint_of_a_pipeline_is_split_over_its_stages():
 
 
 def test_layers_drawn_at_once_are_those_drawn_alone():
-  """Starts that depend on depth too: the run of four layers against four models of one layer with its id."""
-  c = model(scheme='lns_init', init='mitchell', num_layers=4, loop='scan')
-  whole = layout.unstack(transformer.init(c, jax.random.key(1)))
+  """Starts that depend on depth too: a run of layers 1 and 3 against two models of one of them."""
+  small = dict(d_model=16, d_ff=24, vocab_size=32, num_layers=3)
+  c = dataclasses.replace(model(scheme='lns_init', init='mitchell', **small), layer_ids=(1, 3), num_layers=2)
+  init = lambda config: jax.jit(lambda key: transformer.init(config, key))(jax.random.key(1))
+  whole = init(c)['layers']
   for l in c.layer_ids:
-    alone = dataclasses.replace(c, layer_ids=(l,), num_layers=1)
-    found = layout.unstack(transformer.init(alone, jax.random.key(1)))
-    jax.tree.map(np.testing.assert_array_equal, found['layers'][str(l)], whole['layers'][str(l)])
+    alone = init(dataclasses.replace(c, layer_ids=(l,), num_layers=1))['layers']
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=2e-7)  # compiled, so that rounding differs
+    jax.tree.map(close, alone[str(l)], whole[str(l)])
+  stds = {l: float(np.std(whole[str(l)]['mlp']['down'])) for l in c.layer_ids}
+  assert stds[3] / stds[1] == pytest.approx(3 ** -0.5, rel=0.1)
+  assert float(whole['3']['attn_in_norm']['gain'][0]) == pytest.approx(3 ** -0.5)
 
 
 def test_the_table_adds_up_and_the_sentence_names_what_is_whole():
@@ -191,5 +196,5 @@ def test_the_table_adds_up_and_the_sentence_names_what_is_whole():
     ({'data': 256}, {'fsdp': 4, 'data': 2}), ({'fsdp': 512, 'data': 1}, {'fsdp': 4, 'data': 2}),
     ({'stage': 2, 'data': -1}, {'fsdp': 4, 'data': 2})])
 def test_a_finished_run_is_evaluated_on_its_own_mesh_or_with_shared_parameters(settings, want):
-  c = dataclasses.replace(config(d_model=68), mesh=MeshConfig(**settings))
+  c = dataclasses.replace(config(d_model=68, num_heads=2), mesh=MeshConfig(**settings))
   assert {k: n for k, n in sharding.fitting(c).shape.items() if n > 1} == want
