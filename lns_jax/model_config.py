@@ -4,7 +4,7 @@ import dataclasses
 
 from lns_jax.errors import UserError
 from lns_jax.layers import init as init_lib
-from lns_jax.layers import rope, schemes
+from lns_jax.layers import schemes
 from lns_jax.settings import Section, setting
 
 PRECISIONS = {
@@ -29,13 +29,15 @@ TEXT = ('decoder', 'encoder')  # families that read tokens
 
 NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt')
 
+ROPES = ('none', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3')  # see lns_jax.layers.rope
+
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling(Section):
   """How rotary frequencies are changed for texts longer than `original_length`, see lns_jax.layers.rope."""
 
   NAME = 'model.rope_scaling'
-  kind: str = setting('none', 'The rule, by the name that config.json has for it.', choices=rope.KINDS)
+  kind: str = setting('none', 'The rule, by the name that config.json has for it.', choices=ROPES)
   factor: float = setting(1.0, 'Times that texts may be longer.', above=0.0)
   original_length: int = setting(0, 'Positions before scaling; all kinds but none and linear need it.', low=0)
   low_freq_factor: float = setting(1.0, 'llama3: turns within original_length below which all is scaled.', above=0.0)
@@ -144,7 +146,10 @@ class ModelConfig(Section):
       (), 'Numbers of frequencies that turn by each axis of the positions (M-RoPE); empty: one axis.',
       family='decoder')
   tie_embeddings: bool = setting(False, 'Whether the head is the embedding.', family=TEXT)
-  precision: str = setting('auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS)
+  precision: str = setting(
+      'auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS,
+      refused={'float16': 'is not offered: without loss scaling, gradients below 6e-8 would be lost, and no TPU computes '
+                          'in it; bfloat16 is as small and has the range of float32.'})
   loop: str = setting(
       'unrolled', 'unrolled: static layer index; scan: one compiled body a run.', choices=('unrolled', 'scan'))
   remat: str = setting(

@@ -9,16 +9,17 @@ from typing import Any
 from lns_jax.errors import UserError, nearest
 
 
-def setting(default, doc: str, *, low=None, above=None, high=None, below=None, choices=None, family=None,
-            scheme=None):
+def setting(default, doc: str, *, low=None, above=None, high=None, below=None, choices=None, refused=None,
+            family=None, scheme=None):
   """A dataclass field with its meaning and bounds (low, high inclusive; above, below exclusive).
 
+  refused: {name: why it is no choice, the rest of a sentence} of those that somebody may well look for.
   family: the only model family that has it, or several; another one refuses to have it set.
   scheme: the only scheme that reads it; with another one a run says so.
   """
   doc = f'{scheme}: {doc}' if scheme else doc
   family = (family,) if isinstance(family, str) else family or ()
-  bounds = {'low': low, 'above': above, 'high': high, 'below': below, 'choices': choices}
+  bounds = {'low': low, 'above': above, 'high': high, 'below': below, 'choices': choices, 'refused': refused or {}}
   return dataclasses.field(default=default, metadata={'doc': doc, 'family': family, 'scheme': scheme, **bounds})
 
 
@@ -62,6 +63,8 @@ class Section:
       choices = f.metadata.get('choices')
       if choices is not None:
         value = value.lower()  # `LNS` must never select anything but lns (paper.md 6.1)
+        if value in f.metadata['refused']:
+          raise UserError(f"{where} = {value} {f.metadata['refused'][value]}")
         if value not in choices:
           raise UserError(f'{where} = {value!r} is not known.{nearest(value, choices)}')
         self.fill(**{f.name: value})

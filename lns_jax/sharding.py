@@ -14,7 +14,8 @@ from lns_jax import mesh as mesh_lib
 from lns_jax.config import AXES, MeshConfig, ModelConfig, RunConfig, check_batch
 from lns_jax.errors import UserError, nearest
 from lns_jax.mesh import ROWS, RULES, use  # `use` named here for all
-from lns_jax.models import layout, transformer
+from lns_jax.layers import fp8
+from lns_jax.models import layout, pipeline, transformer
 
 
 def make_mesh(settings: MeshConfig, devices=None) -> Mesh:
@@ -109,7 +110,7 @@ def params(mesh: Mesh, config: ModelConfig, rules=RULES):
   firsts, runs = shardings['layers'], layout.runs(config)
   if config.loop == 'unrolled':
     return {**shardings, 'layers': {str(l): firsts[str(run[0])] for run in runs for l in run}}
-  _check_stages(mesh, config)
+  pipeline.check(config, mesh.shape['stage'])
   over, = mesh_lib.spec(('layers',), rules)
   stacked = lambda s: NamedSharding(mesh, PartitionSpec(over, *s.spec))
   return {**shardings, 'layers': {layout.run_name(run): jax.tree.map(stacked, firsts[str(run[0])]) for run in runs}}
@@ -171,12 +172,14 @@ def check(config: RunConfig, mesh: Mesh):
   """Refuses, before anything is compiled, a run whose sizes do not divide over the mesh; one sentence, what would."""
   parts_of, batches = batch_parts(mesh) * config.train.accumulation, 'devices x micro-batches'
   check_batch('train.batch_size', config.train.batch_size, parts_of, batches)
+  if config.model.matmul == 'fp8':
+    fp8.check(mesh.devices.flat[0])
   stages = mesh.shape['stage']
+  pipeline.check(config.model, stages)
   if stages > 1:
-    if config.model.loop != 'scan':
-      raise UserError(f'mesh.stage = {stages} is a pipeline of the scanned loop; set --config.model.loop=scan.')
-    follow = config.model.microbatches or stages
-    check_batch('train.batch_size', config.train.batch_size, parts_of * follow, f'{batches} x parts in the pipeline')
+    follow = pipeline.parts(config.model, stages)
+    check_batch('train.batch_size', config.train.batch_size, parts_of * follow,
+                f'{batches} x {follow} parts in the pipeline')
   _check_sizes(config, mesh)
 
 
@@ -202,15 +205,3 @@ def fitting(config: RunConfig, devices=None) -> Mesh:
       return mesh
   in_slice = len(devices) // len(_slices(devices, 0))
   return make_mesh(MeshConfig(fsdp=math.gcd(config.model.d_model, in_slice)), devices)
-
-
-def _check_stages(mesh: Mesh, config: ModelConfig):
-  """Refuses layers that the stages of a pipeline cannot share."""
-  stages, runs = mesh.shape['stage'], layout.runs(config)
-  if stages > 1 and len(runs) > 1:
-    raise UserError(f'mesh.stage = {stages} needs layers that all obey the same row, but model.scheme = '
-                    f'{config.scheme} has runs of layers {" and ".join(map(layout.run_name, runs))}; mesh.stage = 1 '
-                    'would do.')
-  if config.num_layers % stages:
-    raise UserError(f'model.num_layers = {config.num_layers} does not divide over mesh.stage = {stages}; '
-                    f'{_near(stages, _divisors(config.num_layers))} stages would.')

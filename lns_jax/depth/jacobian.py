@@ -7,6 +7,7 @@ pass, these are the Jacobians that gradients see.
 """
 
 import collections
+import dataclasses
 import functools
 import typing
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class Streams(typing.NamedTuple):
   @classmethod
   def of(cls, config: ModelConfig, params, batch) -> 'Streams':
     """params: stacked."""
+    config = dataclasses.replace(config, matmul='plain')  # rounding to 8 bits has no derivative to go forward by
     x, ctx = transformer.enter(config, params, transformer.inputs(config, batch), **transformer.placement(batch))
     x = x.astype(wide(x))  # the blocks compute in the type of their input
     layer = walk.layer_at(config, params, ctx)

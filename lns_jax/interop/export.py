@@ -263,7 +263,7 @@ def _check(folder, batch, model, plain, dtype) -> dict:
 
 
 def _logits(config, params, batch) -> np.ndarray:
-  """In float32, whatever the model's own precision is; the states of a model without a head."""
-  config = dataclasses.replace(config, precision='float32', remat='none')
+  """In float32, whatever the model's own precision and products are; the states of a model without a head."""
+  config = dataclasses.replace(config, precision='float32', matmul='plain', remat='none')
   run = transformer.states if config.family == 'encoder' and config.head == 'none' else transformer.forward
   return np.asarray(jax.jit(functools.partial(run, config))(layout.native(params, config), batch))

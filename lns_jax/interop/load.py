@@ -5,6 +5,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 
 from lns_jax import config as config_lib
 from lns_jax import files
@@ -13,7 +14,7 @@ from lns_jax.data import tokenizers
 from lns_jax.errors import UserError, nearest
 from lns_jax.interop import fold, hf, weights
 from lns_jax.interop.fields import RECORD
-from lns_jax.layers import param, schemes
+from lns_jax.layers import fp8, param, schemes
 from lns_jax.models import layout
 from lns_jax.train import checkpoint
 
@@ -92,6 +93,17 @@ def load_shared(path, mesh: jax.sharding.Mesh, *, step: int | None = None):
   return config, params
 
 
+def _computable(config: config_lib.ModelConfig) -> config_lib.ModelConfig:
+  """The model with plain products in place of 8-bit ones where those are not to be had, which a warning says."""
+  if config.matmul == 'fp8':
+    try:
+      fp8.check(jax.devices()[0])
+    except UserError as e:
+      logging.warning('%s The model computes so here.', e)
+      return dataclasses.replace(config, matmul='plain')
+  return config
+
+
 def load_in(dtype: str, path, *, step: int | None = None, scheme: str | None = None):
   """As `load`, with parameters and compute of a type; '': the model's own.
 
@@ -120,7 +132,7 @@ def _open(path) -> weights.Weights:
 def _run_model(path, step: int | None) -> tuple[int, config_lib.ModelConfig]:
   """(step, settings) of the finished model of a run folder."""
   step, run_config = load_run_config(path, step)
-  config = run_config.model
+  config = _computable(run_config.model)
   return step, dataclasses.replace(config, ramp_step=step) if schemes.grows(config) else config
 
 

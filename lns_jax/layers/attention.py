@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lns_jax import config as config_lib
-from lns_jax.layers import param, rope
+from lns_jax import mesh
+from lns_jax.layers import param, rope, splash
 from lns_jax.layers.norms import Norm, times, wide
 
 
@@ -98,16 +99,19 @@ def mask(config: config_lib.ModelConfig, ctx: Context, T: int, layer: int, S: in
   taken = 0 if ctx.past is None else ctx.past.taken
   ago = (taken + jnp.arange(T))[:, None] - jnp.arange(T if S is None else S)
   seen = ago >= (0 if config.causal else -T)
-  parts_BT = ctx.segment_ids_BT
-  if config.window(layer) and config.family == 'tower':
-    parts_BT = ctx.windows_BT
-  elif config.window(layer):
+  if config.window(layer) and config.family != 'tower':
     seen &= ago < config.window(layer)
   if ctx.past is not None:
     return seen & (jnp.arange(S) >= ctx.past.first_B[:, None])[:, None]
+  parts_BT = parts(config, ctx, layer)
   if parts_BT is None:
     return seen[None]
   return seen & (parts_BT[:, :, None] == parts_BT[:, None, :])
+
+
+def parts(config: config_lib.ModelConfig, ctx: Context, layer: int) -> jax.Array | None:
+  """[B, T] ids of what the layer keeps apart: documents, or windows of an image; None: a row is one."""
+  return ctx.windows_BT if config.window(layer) and config.family == 'tower' else ctx.segment_ids_BT
 
 
 def clip(x: jax.Array, limit: float) -> jax.Array:
@@ -136,6 +140,23 @@ def attend(q_BTHh: jax.Array, k_BSKh: jax.Array, v_BSKh: jax.Array, mask_BTS: ja
   return jnp.einsum('BKGTS,BSKh->BTKGh', weights, v_BSKh, precision=precision).reshape(B, T, H, h)
 
 
+def chosen(config: config_lib.ModelConfig, ctx: Context, layer: int, q_BTHh: jax.Array, k_BSKh: jax.Array,
+           v_BSKh: jax.Array) -> jax.Array:
+  """`attend` under the layer's `mask`, by products or by the kernel, as `splash.choose` says. Returns [B, T, H, h].
+
+  Where the mesh splits T, queries stay where they are and each device gathers the keys and values of its rows.
+  """
+  T = q_BTHh.shape[1]
+  q_BTHh = mesh.constrain(q_BTHh, ('batch', 'seq', 'heads', 'head_dim'))
+  if ctx.past is None:
+    # Split first: asked for whole keys alone, the partitioner gathers the stream before their projection.
+    for axis in ('seq', 'keys'):
+      k_BSKh, v_BSKh = (mesh.constrain(x, ('batch', axis, 'kv_heads', 'head_dim')) for x in (k_BSKh, v_BSKh))
+  if ctx.past is None and splash.choose(config, T, mesh.platform(), q_BTHh.dtype)[0] == 'splash':
+    return splash.attend(config, layer, q_BTHh, k_BSKh, v_BSKh, parts(config, ctx, layer))
+  return attend(q_BTHh, k_BSKh, v_BSKh, mask(config, ctx, T, layer, k_BSKh.shape[1]))
+
+
 class Attention(nn.Module):
   """f of the attention sub-layer: W_o concat(heads)."""
 
@@ -151,14 +172,15 @@ class Attention(nn.Module):
     v = param.matrix(self, 'v', 'value', layer, (D, K, h), ('embed', 'kv_heads', 'head_dim'), D)
     o = param.matrix(self, 'o', 'out', layer, (H, h, D), ('heads', 'head_dim', 'embed'), H * h)
     def project(name, w, axis):
-      return clip(param.biased(self, name, param.dot('BTD,DHh->BTHh', x_BTD, w), axis), c.clip_qkv)
+      return clip(param.biased(self, name, param.product(c, 'BTD,DHh->BTHh', x_BTD, w), axis), c.clip_qkv)
     q_BTHh = qk_norm(c, 'q_norm', project('q', q, 'heads'))
     k_BSKh = qk_norm(c, 'k_norm', project('k', k, 'kv_heads'))
     v_BSKh = project('v', v, 'kv_heads')
     k_BSKh, v_BSKh = self.cached(ctx, rotate(k_BSKh, ctx), v_BSKh)
-    seen_BTS = mask(c, ctx, x_BTD.shape[1], layer, k_BSKh.shape[1])
-    heads_BTHh = attend(rotate(q_BTHh, ctx), k_BSKh, v_BSKh, seen_BTS)
-    return param.biased(self, 'o', param.dot('BTHh,HhD->BTD', heads_BTHh, o), 'norm')
+    heads_BTHh = q_BTHh  # to declare parameters shapes are enough, and the one token of `init` divides over no mesh
+    if not self.is_initializing():
+      heads_BTHh = chosen(c, ctx, layer, rotate(q_BTHh, ctx), k_BSKh, v_BSKh)
+    return param.biased(self, 'o', param.product(c, 'BTHh,HhD->BTD', heads_BTHh, o), 'norm')
 
   def cached(self, ctx: Context, k_BTKh: jax.Array, v_BTKh: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Keys and values [B, S, K, h] of all slots of a cache, the new ones put in; without a cache the new ones.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lns_jax import config as config_lib
-from lns_jax.layers import completep, schemes
+from lns_jax.layers import completep, fp8, schemes
 from lns_jax.layers import init as init_lib
 
 # Collection of variables that says which layers are drawn at once: 'ids' [n] of a run, 'position' of the one meant.
@@ -39,6 +39,13 @@ def matmul_precision(dtype: jnp.dtype):
 def dot(equation: str, x: jax.Array, w, **kwargs) -> jax.Array:
   """einsum in the type of x; parameters are cast, or made of their int8 values, at their use."""
   return jnp.einsum(equation, x, dense(w).astype(x.dtype), precision=matmul_precision(x.dtype), **kwargs)
+
+
+def product(config: config_lib.ModelConfig, equation: str, x: jax.Array, w) -> jax.Array:
+  """`dot` of a block's matrix, in 8-bit floats where the config says so; one of int8 values stays what it is."""
+  if config.matmul == 'fp8' and not is_quantised(w):
+    return fp8.einsum(equation, x, w)
+  return dot(equation, x, w)
 
 
 def is_quantised(w) -> bool:

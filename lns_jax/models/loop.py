@@ -27,31 +27,40 @@ def run_factors(config: config_lib.ModelConfig, run: layout.Run) -> dict[str, sc
   return {sub: schemes.Factors(*(merge(sub, f) for f in schemes.FACTORS)) for sub in schemes.SUBLAYERS}
 
 
-def walk(config: config_lib.ModelConfig, trees: dict, x_BTD: jax.Array, step: Callable):
+def varying(factors: dict[str, schemes.Factors]) -> dict[str, dict[str, np.ndarray]]:
+  """Those of `run_factors` that differ between the layers of the run: {sub-layer: {factor: vector}}."""
+  return {sub: {f: v for f, v in vars(k).items() if not isinstance(v, float)} for sub, k in factors.items()}
+
+
+def walk(config: config_lib.ModelConfig, trees: dict, x_BTD: jax.Array, ctx, step: Callable):
   """All blocks in turn.
 
   Args:
     trees: what each layer has, a tree under its name, in either layout: params['layers'], or more beside them.
-    step: (tree, x_BTD, layer id, factors or None) -> (x_BTD, what is kept); the factors are those of a scanned layer.
+    ctx: what the layers share, handed on to each step.
+    step: (tree, x_BTD, ctx, layer id, factors or None) -> (x_BTD, what is kept); the factors are those of a scanned
+      layer.
 
   Returns (the stream after the last block, {name as of `trees`: kept}).
   """
   kept = {}
   if not layout.is_stacked(trees):
     for l in config.layer_ids:
-      x_BTD, kept[str(l)] = _remat(config, lambda t, x, l=l: step(t, x, l, None))(trees[str(l)], x_BTD)
+      x_BTD, kept[str(l)] = _remat(config, lambda t, x, l=l: step(t, x, ctx, l, None))(trees[str(l)], x_BTD)
     return x_BTD, kept
   for run in layout.runs(config):
-    name = layout.run_name(run)
-    x_BTD, kept[name] = _scan_run(config, trees[name], x_BTD, run, step)
+    name, vectors = layout.run_name(run), varying(run_factors(config, run))
+    x_BTD, kept[name] = scan(config, run, (trees[name], vectors), x_BTD, ctx, step)
   return x_BTD, kept
 
 
-def _scan_run(config, stacked, x_BTD, run: layout.Run, step: Callable):
+def scan(config: config_lib.ModelConfig, run: layout.Run, layers: tuple, x_BTD: jax.Array, ctx, step: Callable):
+  """Layers of a run in turn, by one compiled body.
+
+  layers: (trees, `varying` factors), both with a leading axis: of the whole run, or of any part of it.
+  """
   k = run_factors(config, run)
-  vectors = {sub: {f: v for f, v in vars(k[sub]).items() if not isinstance(v, float)} for sub in k}
-  def body(x, scanned):
-    tree, scalars = scanned
-    override = {sub: schemes.Factors(**{**vars(k[sub]), **scalars[sub]}) for sub in k}
-    return step(tree, x, run[0], override)
-  return jax.lax.scan(_remat(config, body, in_scan=True), x_BTD, (stacked, vectors))
+  def body(x, layer):
+    tree, own = layer
+    return step(tree, x, ctx, run[0], {sub: schemes.Factors(**{**vars(k[sub]), **own[sub]}) for sub in k})
+  return jax.lax.scan(_remat(config, body, in_scan=True), x_BTD, layers)

@@ -1,22 +1,40 @@
 """Every loss term is (sum, weight); whoever reports or differentiates divides once."""
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
+from lns_jax import mesh
 from lns_jax.errors import UserError
 from lns_jax.layers import param
 
+TOKEN_AXES = (*mesh.ROWS, 'sequence')  # those that split tokens
+# What a device has of tokens and table, and what all have alike.
+TOKENS, TABLE, WHOLE = PartitionSpec(mesh.ROWS, 'sequence'), PartitionSpec('tensor', 'fsdp'), PartitionSpec()
 
-def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array) -> jax.Array:
-  """weight * -log p(target) in nats, [B, T].
+
+def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array, over: str = '') -> jax.Array:
+  """weight * -log p(target) in nats, [B, T], or [N] of logits [N, V].
 
   Where the weight is 0 the target is not read: an ignore label such as -100 there yields neither a
   NaN nor the last class. A weighed target outside of the vocabulary is NaN, which stops a run.
+
+  over: inside of shard_map, the mesh axis that the vocabulary is split over.
   """
+  V = logits_BTV.shape[-1]
+  first, everything = (jax.lax.axis_index(over) * V, jax.lax.axis_size(over) * V) if over else (0, V)
   targets_BT = jnp.where(weights_BT > 0, targets_BT, 0)
-  outside = outside_vocabulary(targets_BT, logits_BTV.shape[-1])
+  outside = outside_vocabulary(targets_BT, everything)
   normaliser = jax.nn.logsumexp(logits_BTV, axis=-1)
-  chosen = jnp.take_along_axis(logits_BTV, jnp.where(outside, 0, targets_BT)[..., None], axis=-1)[..., 0]
+  # A comparison instead of a look-up, whose gradient is a scatter into zeros of the size of the logits.
+  chosen = jnp.sum(jnp.where(first + jnp.arange(V) == targets_BT[..., None], logits_BTV, 0), axis=-1)
+  if over:
+    top = jax.lax.pmax(jax.lax.stop_gradient(normaliser), over)
+    normaliser = top + jnp.log(jax.lax.psum(jnp.exp(normaliser - top), over))
+    chosen = jax.lax.psum(chosen, over)
   return jnp.where(outside, jnp.nan, normaliser - chosen) * weights_BT
 
 
@@ -50,55 +68,120 @@ def mean(total, weight):
 
 
 def logits(x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
-  """[B, T, V] in float32, or wider if x is."""
-  return param.dot('BTD,VD->BTV', x_BTD, table_VD, preferred_element_type=jnp.promote_types(x_BTD.dtype, jnp.float32))
+  """[..., V] of x [..., D], in float32, or wider if x is."""
+  return param.dot('...D,VD->...V', x_BTD, table_VD, preferred_element_type=jnp.promote_types(x_BTD.dtype, jnp.float32))
 
 
 def summed_loss(x_BTD: jax.Array, table_VD: jax.Array, targets_BT, weights_BT, chunk: int = 0) -> jax.Array:
   """Sum of `token_losses` of the head's logits.
 
+  In chunks on a mesh, every device takes its own tokens and sums its own gradient of the table, which is gathered once
+  before and reduced once after.
+
   Args:
-    chunk: positions of each row whose logits exist at a time, in the backward pass too; 0: all of them.
+    chunk: positions of each row whose logits exist at a time, in the backward pass too; 0: all of them; -1: as many as
+      suit the platform.
   """
-  T = x_BTD.shape[1]
-  if not 0 < chunk < T:
+  B, T, _ = x_BTD.shape
+  rows, sequence = math.prod(map(mesh.size, mesh.ROWS)), mesh.size('sequence')
+  meshed = rows * sequence > 1 and B % rows == 0 and T % sequence == 0
+  if meshed:
+    B, T = B // rows, T // sequence
+  positions = min(T, chunk if chunk >= 0 else _positions(B, table_VD.shape[0]))
+  if not positions or positions == T and not meshed:
     return jnp.sum(token_losses(logits(x_BTD, table_VD), targets_BT, weights_BT))
+  return _chunked(meshed, -(-T // positions), x_BTD, table_VD, targets_BT, weights_BT)
+
+
+def _positions(B: int, V: int) -> int:
+  """Positions of each of a device's B rows whose logits exist at a time.
+
+  A CPU was fastest with 32. Elsewhere each chunk reads the table and adds to its gradient: 6 n V D operations for about
+  12 V D bytes of n tokens, so that a chunk of a thousand tokens is beyond what the memory of a TPU holds up (240
+  operations a byte on v5e, 560 on v6e). As many as fill 512 MiB with float32 logits, and 1,024 tokens at least.
+  """
+  if mesh.platform() == 'cpu':
+    return 32
+  return -(-max(1024, 2**27 * mesh.size('tensor') // V) // B)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _chunked(meshed: bool, chunks: int, x_BTD, table_VD, targets_BT, weights_BT):
+  def total(x_BTD, table_VD, targets_BT, weights_BT):
+    table_VD = _gathered(meshed, table_VD, x_BTD.dtype)
+    def add(total, chunk):
+      x_ND, targets_N, w_N = chunk
+      return total + jnp.sum(token_losses(logits(x_ND, table_VD), targets_N, w_N, _vocabulary(meshed))), None
+    start = _zeros((), x_BTD, weights_BT, TOKEN_AXES * meshed)
+    total, _ = jax.lax.scan(add, start, _split(chunks, x_BTD, targets_BT, weights_BT))
+    return jax.lax.psum(total, TOKEN_AXES) if meshed else total
+  return _on_each_device(meshed, total, WHOLE)(x_BTD, table_VD, targets_BT, weights_BT)
+
+
+def _on_each_device(meshed: bool, f, out_specs):
+  """f of a device's tokens and its part of the table; f itself where no mesh splits tokens."""
+  if not meshed:
+    return f
+  manual = {*TOKEN_AXES, 'tensor'}
+  return jax.shard_map(f, in_specs=(TOKENS, TABLE, TOKENS, TOKENS), out_specs=out_specs, axis_names=manual)
+
+
+def _vocabulary(meshed: bool) -> str:
+  return 'tensor' if meshed else ''
+
+
+def _gathered(meshed: bool, table_VD, dtype):
+  """The table over all D, in the type of the products."""
+  table_VD = param.dense(table_VD).astype(dtype)
+  return jax.lax.all_gather(table_VD, 'fsdp', axis=1, tiled=True) if meshed else table_VD
+
+
+def _split(chunks: int, *arrays):
+  """[B, T, ...] -> equal chunks [chunks, N, ...] of tokens in their order, the last one filled up with zeros."""
   def split(v):
-    v = jnp.pad(v, [(0, 0), (0, -T % chunk)] + [(0, 0)] * (v.ndim - 2))
-    return v.reshape(v.shape[0], -1, chunk, *v.shape[2:]).swapaxes(0, 1)
-  return _chunked(split(x_BTD), table_VD, split(targets_BT), split(weights_BT))
+    v = v.reshape(-1, *v.shape[2:])
+    return jnp.pad(v, [(0, -len(v) % chunks)] + [(0, 0)] * (v.ndim - 1)).reshape(chunks, -1, *v.shape[1:])
+  return tuple(map(split, arrays))
 
 
-@jax.custom_vjp
-def _chunked(x_NBCD, table_VD, targets_NBC, weights_NBC):
-  def add(total, chunk):
-    x, targets, w = chunk
-    return total + jnp.sum(token_losses(logits(x, table_VD), targets, w)), None
-  return jax.lax.scan(add, _zero(x_NBCD, weights_NBC), (x_NBCD, targets_NBC, weights_NBC))[0]
+def _zeros(shape, x, weights, differ: tuple[str, ...]):
+  """Start of a sum over losses or gradients: float32, or wider if x or the weights are.
+
+  differ: mesh axes along which the devices' sums do.
+  """
+  zeros = jnp.zeros(shape, jnp.promote_types(jnp.promote_types(x.dtype, jnp.float32), weights.dtype))
+  return jax.lax.pcast(zeros, differ, to='varying') if differ else zeros
 
 
-def _zero(x, weights, shape=()):
-  """Start of a sum over losses or gradients: float32, or wider if x or the weights are."""
-  return jnp.zeros(shape, jnp.promote_types(jnp.promote_types(x.dtype, jnp.float32), weights.dtype))
-
-
-def _chunked_forward(x_NBCD, table_VD, targets_NBC, weights_NBC):
+def _chunked_forward(meshed: bool, chunks: int, x_BTD, table_VD, targets_BT, weights_BT):
   """The loss and both gradients in one pass: softmax minus one-hot is at hand while the logits are."""
-  def add(carry, chunk):
-    total, d_table = carry
-    x, targets, w = chunk
-    losses, pull = jax.vjp(lambda z: token_losses(z, targets, w), logits(x, table_VD))
-    d_logits = pull(jnp.ones_like(losses))[0].astype(x.dtype)
-    d_table += param.dot('BCV,BCD->VD', d_logits, x, preferred_element_type=d_table.dtype)
-    return (total + jnp.sum(losses), d_table), param.dot('BCV,VD->BCD', d_logits, table_VD)
-  start = (_zero(x_NBCD, weights_NBC), _zero(x_NBCD, weights_NBC, table_VD.shape))
-  (total, d_table), d_x = jax.lax.scan(add, start, (x_NBCD, targets_NBC, weights_NBC))
-  return total, (d_x, d_table.astype(table_VD.dtype))
+  def gradients(x_BTD, table_VD, targets_BT, weights_BT):
+    table_VD = _gathered(meshed, table_VD, x_BTD.dtype)
+    def add(carry, chunk):
+      total, d_table_DV = carry
+      x_ND, targets_N, w_N = chunk
+      losses, pull = jax.vjp(lambda z: token_losses(z, targets_N, w_N, _vocabulary(meshed)), logits(x_ND, table_VD))
+      d_logits_NV = pull(jnp.ones_like(losses))[0].astype(x_ND.dtype)
+      d_table_DV += param.dot('ND,NV->DV', x_ND, d_logits_NV, preferred_element_type=d_table_DV.dtype)
+      return (total + jnp.sum(losses), d_table_DV), param.dot('NV,VD->ND', d_logits_NV, table_VD)
+    start = (_zeros((), x_BTD, weights_BT, TOKEN_AXES * meshed),
+             _zeros(table_VD.shape[::-1], x_BTD, weights_BT, (*TOKEN_AXES, 'tensor') * meshed))
+    (total, d_table_DV), d_x = jax.lax.scan(add, start, _split(chunks, x_BTD, targets_BT, weights_BT))
+    d_x_BTD = d_x.reshape(-1, x_BTD.shape[-1])[:targets_BT.size].reshape(x_BTD.shape)
+    if meshed:
+      total, d_x_BTD = jax.lax.psum(total, TOKEN_AXES), jax.lax.psum(d_x_BTD, 'tensor')
+      d_table_DV = jax.lax.psum_scatter(d_table_DV, 'fsdp', scatter_dimension=0, tiled=True)
+      d_table_DV = jax.lax.psum(d_table_DV, ('data', 'sequence'))
+    return total, d_x_BTD, d_table_DV.T.astype(table_type)
+  table_type = table_VD.dtype
+  mapped = _on_each_device(meshed, gradients, (WHOLE, TOKENS, TABLE))
+  total, *both = mapped(x_BTD, table_VD, targets_BT, weights_BT)
+  return total, both
 
 
-def _chunked_backward(gradients, cotangent):
-  d_x, d_table = gradients
-  return d_x * cotangent.astype(d_x.dtype), d_table * cotangent.astype(d_table.dtype), None, None
+def _chunked_backward(meshed: bool, chunks: int, both, cotangent):
+  d_x_BTD, d_table_VD = both
+  return d_x_BTD * cotangent.astype(d_x_BTD.dtype), d_table_VD * cotangent.astype(d_table_VD.dtype), None, None
 
 
 _chunked.defvjp(_chunked_forward, _chunked_backward)

@@ -18,9 +18,10 @@ from lns_jax import mesh
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, block, completep, param, schemes
 from lns_jax.layers.norms import Norm, times, wide
-from lns_jax.models import decoder, encoder, layout, loop, tower, vit
+from lns_jax.models import decoder, encoder, layout, loop, pipeline, tower, vit
 
-# From a block's `out` to what the caller wants of it; called inside the loop over layers.
+# From a block's `out` to what the caller wants of it, rows first; called inside the loop over layers, where the stages of
+# a pipeline see a part of the rows.
 Read = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
 STREAM = ('batch', 'seq', 'stream')  # logical axes of x_BTD
@@ -183,11 +184,14 @@ def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attent
   Returns:
     x_BTD: the stream after the last block.
     kept: {layer id: what `read` kept of that block's `out`}.
+
+  Raises UserError when the mesh in force has stages that these layers cannot be spread over, see `pipeline.check`.
   """
-  def step(p, x, layer, override):
+  def step(p, x, ctx, layer, override):
     x, out = block.Block(config).apply({'params': p}, x, ctx, layer, override)
     return mesh.constrain(x, STREAM), read(out)
-  x_BTD, kept = loop.walk(config, params['layers'], x_BTD, step)
+  staged = mesh.size('stage') > 1 and layout.is_stacked(params['layers'])
+  x_BTD, kept = (pipeline if staged else loop).walk(config, params['layers'], x_BTD, ctx, step)
   return x_BTD, {int(l): of_layer for l, of_layer in layout.single(kept).items()}
 
 

@@ -9,8 +9,6 @@ from lns_jax import sharding
 from lns_jax.config import ModelConfig
 from lns_jax.models import transformer
 
-CHUNK = 32  # positions whose logits exist at a time
-
 
 def make_eval_step(config: ModelConfig, mesh, params_sharding, by_row: bool = False):
   """Compiled (params, batch, step) -> {'loss', 'weight', and the family's `scores`: sums over the batch}, on a mesh.
@@ -19,7 +17,7 @@ def make_eval_step(config: ModelConfig, mesh, params_sharding, by_row: bool = Fa
   """
   family = transformer.family(config)
   def sums(params, normed_BTD, batch):
-    total, weight = family.summed_loss(config, params, normed_BTD, batch, CHUNK)
+    total, weight = family.summed_loss(config, params, normed_BTD, batch, chunk=-1)
     return {'loss': total, 'weight': weight, **family.scores(config, params, normed_BTD, batch)}
   def run(params, batch, step):
     normed_BTD, _ = transformer.before_head(config, params, batch, step=step)

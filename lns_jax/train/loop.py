@@ -17,7 +17,7 @@ from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
 from lns_jax.layers import param
 from lns_jax.models import transformer
-from lns_jax.train import checkpoint, evaluate, init_from, log, mfu, nonfinite, resume, run_info
+from lns_jax.train import checkpoint, evaluate, init_from, log, mfu, nonfinite, profile, resume, run_info
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run, say
 
@@ -42,7 +42,7 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   if t.epochs:
     say(f'{t.epochs:g} epochs of {rows} rows are {steps} updates of {t.batch_size}; '
         f'{round(t.epochs * rows) - steps * t.batch_size} rows are left over.')
-  return Run(config, workdir, dataset, mesh, steps, step_lib.state_shardings(mesh, config, steps))
+  return Run(config, mesh, steps, step_lib.state_shardings(mesh, config, steps), workdir, dataset)
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -140,7 +140,8 @@ class Trainer:
     run, began = self.run, time.perf_counter()
     start = self.position['step']
     try:
-      with sharding.use(run.mesh), log.bar(run.steps, start, run.workdir.name or 'train') as self.bar:
+      with (sharding.use(run.mesh), log.bar(run.steps, start, run.workdir.name or 'train') as self.bar,
+            profile.Trace(run.config.profile.range, run.workdir) as self.trace):
         if start < run.steps:
           if start and self._due(run.config.eval.every, start):
             self.evaluate()  # the writer has dropped this step's, which a kill may have come before
@@ -162,8 +163,9 @@ class Trainer:
         read_threads=run.config.data.read_threads))
     self.clock = time.perf_counter()
     for step in range(start + 1, run.steps + 1):
-      batch = evaluate.place(run.mesh, next(batches))
-      self.state, metrics = self.train_step(self.state, batch)
+      with self.trace.step(step, self.state):
+        batch = evaluate.place(run.mesh, next(batches))
+        self.state, metrics = self.train_step(self.state, batch)
       self.newest = step, metrics['loss']
       if pending:
         self.read(*pending)

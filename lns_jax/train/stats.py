@@ -7,29 +7,23 @@ from lns_jax.layers.norms import wide
 from lns_jax.models import by_layer
 
 
-def reader(weights_BT: jax.Array):
-  """A `transformer.Read` that keeps summed statistics of one block.
+def read(out: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """A `transformer.Read` that keeps statistics of one block for each token, [B, T] each.
 
-  'variance': over the D hidden units of a token (population, ddof 0), of the stream that leaves the block.
+  'variance': over the D hidden units (population, ddof 0), of the stream that leaves the block.
   '{sub}_branch', '{sub}_skip': mean square of what the sub-layer adds, and of what it is added to (a x).
   """
-  def over_tokens(values_BT):
-    return jnp.sum(values_BT * weights_BT)
-
-  def mean_square(x):
-    return over_tokens(jnp.mean(jnp.square(x.astype(wide(x))), axis=-1))
-
-  def read(out):
-    x = out['out'].astype(wide(out['out']))
-    kept = {'variance': over_tokens(jnp.var(x, axis=-1))}
-    return kept | {name: mean_square(v) for name, v in out.items() if name.endswith(('_branch', '_skip'))}
-  return read
+  mean_square = lambda x: jnp.mean(jnp.square(x.astype(wide(x))), axis=-1)
+  x = out['out'].astype(wide(out['out']))
+  squares = {name: mean_square(v) for name, v in out.items() if name.endswith(('_branch', '_skip'))}
+  return {'variance': jnp.var(x, axis=-1)} | squares
 
 
-def stack(kept: dict[int, dict[str, jax.Array]]) -> dict[str, jax.Array]:
-  """{0: embedding, l: layer l} -> {'variance': [L+1], every other name: [L]}."""
-  names = {name for per_layer in kept.values() for name in per_layer}
-  return {name: jnp.stack([v[name] for v in kept.values() if name in v]) for name in sorted(names)}
+def sums(kept: dict[int, dict[str, jax.Array]], weights_BT: jax.Array) -> dict[str, jax.Array]:
+  """{0: embedding, l: layer l} as of `read` -> weighed sums: 'variance' [L+1], every other name [L]; 'tokens' []."""
+  names = {name for of_layer in kept.values() for name in of_layer}
+  of_layers = lambda name: jnp.stack([jnp.sum(v[name] * weights_BT) for v in kept.values() if name in v])
+  return {name: of_layers(name) for name in sorted(names)} | {'tokens': jnp.sum(weights_BT)}
 
 
 def finish(sums: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -33,11 +33,10 @@ def loss_sums(config: ModelConfig, params, batch, *, with_stats: bool = False, c
   step: finished updates, for factors that grow with them.
   """
   family = transformer.family(config)
-  real_BT = family.real_tokens(config, batch)
-  read = stats.reader(real_BT) if with_stats else lambda out: {}
+  read = stats.read if with_stats else lambda out: {}
   normed_BTD, kept = transformer.before_head(config, params, batch, read, step)
   total, weight = family.summed_loss(config, params, normed_BTD, batch, chunk)
-  return total, (weight, stats.stack(kept) | {'tokens': jnp.sum(real_BT)} if with_stats else {})
+  return total, (weight, stats.sums(kept, family.real_tokens(config, batch)) if with_stats else {})
 
 
 def accumulate(config: ModelConfig, params, batch, parts: int, **kwargs):
@@ -58,7 +57,7 @@ def accumulate(config: ModelConfig, params, batch, parts: int, **kwargs):
   return jax.lax.scan(lambda acc, m: (jax.tree.map(jnp.add, acc, one(m)), None), first, rest)[0]
 
 
-def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
+def make_train_step(config: RunConfig, steps: int) -> Callable:
   """(state, batch) -> (state, metrics).
 
   metrics: 'loss' (nats per token or image), 'tokens' (weight: tokens, or images), 'grad_norm' (before clipping),
@@ -72,8 +71,8 @@ def make_train_step(config: RunConfig, steps: int, chunk: int = 0) -> Callable:
 
   def step(state: TrainState, batch):
     grads, total, weight, sums = accumulate(
-        config.model, state.params, batch, config.train.accumulation, with_stats=with_stats, chunk=chunk,
-        step=state.step)
+        config.model, state.params, batch, config.train.accumulation, with_stats=with_stats,
+        chunk=config.train.loss_chunk, step=state.step)
     grads = jax.tree.map(lambda g: g / jnp.maximum(weight, 1).astype(g.dtype), grads)
     squares = stats.squares(grads)
     metrics = {'loss': loss_lib.mean(total, weight), 'tokens': weight, 'grad_norm': jnp.sqrt(squares['all']),
