@@ -14,7 +14,7 @@ from lns_jax.config import MeshConfig, RunConfig
 from lns_jax.errors import UserError
 from lns_jax.models import layout, transformer
 from lns_jax.train import step as step_lib
-from lns_jax.train.run import Run
+from lns_jax.train.run import Program
 from tiny import model
 
 
@@ -23,10 +23,9 @@ def config(*, train=None, data=None, **changes) -> RunConfig:
                    data=config_lib.DataConfig(**(data or {})))
 
 
-def run(mesh, **changes) -> Run:
-  """What a run is made of, but for its data."""
+def run(mesh, **changes) -> Program:
   c = config(**changes)
-  return Run(c, None, None, mesh, 1, step_lib.state_shardings(mesh, c, 1))
+  return Program(c, mesh=mesh, steps=1, shardings=step_lib.state_shardings(mesh, c, 1))
 
 
 def test_minus_one_takes_what_is_left():
