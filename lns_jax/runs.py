@@ -11,7 +11,7 @@ from lns_jax.data import dataset as dataset_lib
 from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.errors import UserError
 from lns_jax.interop import quantise
-from lns_jax.interop.load import load, load_run_config
+from lns_jax.interop.load import load_run_config, load_shared
 from lns_jax.train import evaluate as evaluate_lib
 from lns_jax.train import log, resume, run_info
 
@@ -41,9 +41,10 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max
   if parity and config.model.family != 'decoder':
     raise UserError(f"{workdir} is a model of images; --parity is the value of the authors' language models.")
   dataset = open_dataset(workdir, config)
-  model, params, _ = load(workdir, step=step)
+  mesh = sharding.fitting(config)
+  model, params = load_shared(workdir, mesh, step=step)
   max_tokens = config.eval.max_tokens if max_tokens is None else max_tokens
-  how = {'split': split, 'max_tokens': max_tokens}
+  how = {'split': split, 'max_tokens': max_tokens, 'mesh': mesh}
   if int8:
     found, more = int8_loss(config, model, params, dataset, **how)
   else:
@@ -67,17 +68,20 @@ def open_dataset(workdir, config: RunConfig):
 
 
 def score(config: RunConfig, model: ModelConfig, params, dataset, *, split: str = 'validation',
-          max_tokens: int, each=None) -> dict[str, float]:
+          max_tokens: int, each=None, mesh=None) -> dict[str, float]:
   """`train.evaluate.evaluate` of a model in the layout of its loop, in batches as `config` has them, on all devices.
 
+  mesh: that on which the parameters lie already; None: they are put, whole, on every device.
   each: called with the sums over each row of every batch, {'loss' [B], 'weight' [B], ...}.
   """
-  mesh = sharding.make_mesh(MeshConfig())
-  everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), params)
+  if mesh is None:
+    mesh = sharding.make_mesh(MeshConfig())
+    params = jax.device_put(params, sharding.replicated(mesh))
+  where = jax.tree.map(lambda x: x.sharding, params)
   rows = evaluate_lib.batch_size(mesh, config.eval.batch_size or config.train.batch_size)
-  step = evaluate_lib.make_eval_step(model, mesh, everywhere, by_row=each is not None)
+  step = evaluate_lib.make_eval_step(model, mesh, where, by_row=each is not None)
   return evaluate_lib.evaluate(
-      step, jax.device_put(params, everywhere), dataset, mesh, split=split, rows=rows, max_tokens=max_tokens,
+      step, params, dataset, mesh, split=split, rows=rows, max_tokens=max_tokens,
       progress=log.batches, **({'each': each} if each else {}))
 
 
@@ -99,7 +103,8 @@ def int8_loss(config: RunConfig, model: ModelConfig, params, dataset, **how) -> 
     `score` of the int8 model; and {'quantise': 'int8', 'unquantised_loss', 'difference' (int8 minus unquantised, nats),
     'difference_interval' (95 %, over rows; None for a single row), 'parameter_bytes', 'unquantised_parameter_bytes'}.
   """
-  small = quantise.int8(params)
+  with sharding.use(how['mesh']):
+    small = quantise.int8(params)
   rows, base = [], []
   found = score(config, model, small, dataset, each=rows.append, **how)
   whole = score(config, model, params, dataset, each=base.append, **how)

@@ -1,5 +1,6 @@
 """Meshes, and where parameters and batches lie on them; the rules are in `lns_jax.mesh`."""
 
+import contextlib
 import itertools
 import math
 
@@ -110,6 +111,10 @@ def params(mesh: Mesh, config: ModelConfig, rules=RULES):
   Raises UserError when the rules do not fit the parameters or the mesh, or when a dimension does not divide over its
   mesh axes, naming the parameter, both, and what would divide.
   """
+  stages, over = mesh.shape['stage'], mesh_axes(dict(rules)['embed'])
+  if config.loop == 'unrolled' and stages > 1 and not config.d_model % (stages * parts(mesh, over)):
+    # Checkpoints of a pipeline are written in this layout: there too no device holds the layers of another stage.
+    rules = tuple({**dict(rules), 'embed': ('stage', *over)}.items())
   boxed = jax.eval_shape(lambda: transformer.boxed_init(config, jax.random.key(0)))
   is_box = lambda x: isinstance(x, meta.AxisMetadata)
   named = [(jax.tree_util.keystr(path, simple=True, separator='/'), box)
@@ -118,18 +123,13 @@ def params(mesh: Mesh, config: ModelConfig, rules=RULES):
   _check_known(mesh, rules)
   _check_divides(mesh, config, [(name, box.names, box.value.shape, s) for (name, box), s in zip(named, specs)])
   shardings = jax.tree.unflatten(jax.tree.structure(boxed, is_leaf=is_box), [NamedSharding(mesh, s) for s in specs])
-  if config.loop == 'scan':
-    pipeline.check(config, mesh.shape['stage'])
-    return _stacked(shardings, mesh, config)
-  return shardings
-
-
-def _stacked(shardings, mesh: Mesh, config: ModelConfig):
-  """Adds the layer axis of the scanned layout."""
-  over, = mesh_lib.spec(('layers',))
-  add = lambda s: NamedSharding(mesh, PartitionSpec(over, *s.spec))
-  layers = {layout.run_name(run): jax.tree.map(add, shardings['layers'][str(run[0])]) for run in layout.runs(config)}
-  return {**shardings, 'layers': layers}
+  firsts, runs = shardings['layers'], layout.runs(config)
+  if config.loop == 'unrolled':
+    return {**shardings, 'layers': {str(l): firsts[str(run[0])] for run in runs for l in run}}
+  pipeline.check(config, mesh.shape['stage'])
+  over, = mesh_lib.spec(('layers',), rules)
+  stacked = lambda s: NamedSharding(mesh, PartitionSpec(over, *s.spec))
+  return {**shardings, 'layers': {layout.run_name(run): jax.tree.map(stacked, firsts[str(run[0])]) for run in runs}}
 
 
 # The setting that a logical axis has its size from.
@@ -186,18 +186,38 @@ def _near(wanted: int, fits: list[int]) -> str:
 
 def check(config: RunConfig, mesh: Mesh):
   """Refuses, before anything is compiled, a run whose sizes do not divide over the mesh; one sentence, what would."""
-  m, stages = config.model, mesh.shape['stage']
-  micro = config.train.accumulation
-  check_batch('train.batch_size', config.train.batch_size, batch_parts(mesh) * micro, 'devices x micro-batches')
-  if config.row_tokens % mesh.shape['sequence']:
-    cls = ' (model.pooling = mean would leave out the CLS token)' if m.has_cls else ''
-    raise UserError(f'rows of {config.row_tokens} tokens{cls} do not divide over the {mesh.shape["sequence"]} devices '
-                    f'of mesh.sequence; {_near(mesh.shape["sequence"], _divisors(config.row_tokens))} would.')
-  if m.matmul == 'fp8':
+  parts_of, batches = batch_parts(mesh) * config.train.accumulation, 'devices x micro-batches'
+  check_batch('train.batch_size', config.train.batch_size, parts_of, batches)
+  if config.model.matmul == 'fp8':
     fp8.check(mesh.devices.flat[0])
-  pipeline.check(m, stages)
+  stages = mesh.shape['stage']
+  pipeline.check(config.model, stages)
   if stages > 1:
-    parts_of = pipeline.parts(m, stages)
-    check_batch('train.batch_size', config.train.batch_size, batch_parts(mesh) * micro * parts_of,
-                f'devices x micro-batches x {parts_of} parts in the pipeline')
-  params(mesh, m)
+    follow = pipeline.parts(config.model, stages)
+    check_batch('train.batch_size', config.train.batch_size, parts_of * follow,
+                f'{batches} x {follow} parts in the pipeline')
+  _check_sizes(config, mesh)
+
+
+def _check_sizes(config: RunConfig, mesh: Mesh):
+  T, sequence = config.row_tokens, mesh.shape['sequence']
+  if T % sequence:
+    cls = ' (model.pooling = mean would leave out the CLS token)' if config.model.has_cls else ''
+    raise UserError(f'rows of {T} tokens{cls} do not divide over the {sequence} devices of mesh.sequence; mesh.sequence '
+                    f'= {_near(sequence, _divisors(T))} would.')
+  params(mesh, config.model)
+
+
+def fitting(config: RunConfig, devices=None) -> Mesh:
+  """A mesh on which a finished run's model is evaluated by whatever devices there are.
+
+  The run's own where it fits them and is no pipeline; else one whose devices share the parameters by fsdp.
+  """
+  devices = jax.devices() if devices is None else devices
+  if config.mesh.stage == 1:
+    with contextlib.suppress(UserError):
+      mesh = make_mesh(config.mesh, devices)
+      _check_sizes(config, mesh)
+      return mesh
+  in_slice = len(devices) // len(_slices(devices, 0))
+  return make_mesh(MeshConfig(fsdp=math.gcd(config.model.d_model, in_slice)), devices)

@@ -9,6 +9,7 @@ from absl import logging
 
 from lns_jax import config as config_lib
 from lns_jax import files
+from lns_jax import sharding as sharding_lib
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError, nearest
 from lns_jax.interop import fold, hf, weights
@@ -81,6 +82,17 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   return config, params, tokenizer
 
 
+def load_shared(path, mesh: jax.sharding.Mesh, *, step: int | None = None):
+  """(ModelConfig, parameters) of a run folder, split over a mesh as in training; each device reads its own part."""
+  step, config = _run_model(path, step)
+  shardings = sharding_lib.params(mesh, dataclasses.replace(config, loop='unrolled'))
+  params = checkpoint.load_params(_checkpoints(path), step=step, shardings=shardings)
+  if config.loop == 'scan':
+    stack = jax.jit(lambda tree: layout.stack(tree, config), out_shardings=sharding_lib.params(mesh, config))
+    params = stack(params)
+  return config, params
+
+
 def _computable(config: config_lib.ModelConfig) -> config_lib.ModelConfig:
   """The model with plain products in place of 8-bit ones where those are not to be had, which a warning says."""
   if config.matmul == 'fp8':
@@ -117,11 +129,15 @@ def _open(path) -> weights.Weights:
   return weights.open(path)
 
 
-def _load_run(path, step: int | None, dtype, sharding, scheme: str | None):
+def _run_model(path, step: int | None) -> tuple[int, config_lib.ModelConfig]:
+  """(step, settings) of the finished model of a run folder."""
   step, run_config = load_run_config(path, step)
   config = _computable(run_config.model)
-  if schemes.grows(config):
-    config = dataclasses.replace(config, ramp_step=step)
+  return step, dataclasses.replace(config, ramp_step=step) if schemes.grows(config) else config
+
+
+def _load_run(path, step: int | None, dtype, sharding, scheme: str | None):
+  step, config = _run_model(path, step)
   if scheme is not None and scheme != config.scheme:
     raise UserError(f'{path} was trained with scheme {config.scheme!r}, not {scheme!r}.')
   params = checkpoint.load_params(_checkpoints(path), step=step)

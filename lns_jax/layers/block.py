@@ -51,7 +51,8 @@ class Block(nn.Module):
         continue
       at = schemes.site(c, layer, sub)
       k = self.factors(row, constants[sub], sub, at, ctx)
-      x_BTD = self.sublayer(sub, f, x_BTD, row, k, row.in_gain(at), out)
+      gain = param.start(self, lambda l, at=at: row.in_gain(at._replace(l=l)), layer)
+      x_BTD = self.sublayer(sub, f, x_BTD, row, k, gain, out)
       x_BTD = times(x_BTD, k.post) if gate is None else gated(x_BTD, gate)
     out['out'] = x_BTD
     return x_BTD, out
@@ -62,7 +63,8 @@ class Block(nn.Module):
       entry, constant = getattr(row, name), getattr(constants, name)
       if isinstance(entry, schemes.Learned):
         shape = (self.config.d_model,) if entry.per_channel else ()
-        return constant * param.factor(self, f'{sub}_{name}', entry.start(at), shape)
+        start = param.start(self, lambda l: entry.start(at._replace(l=l)), at.l, jnp.float32)
+        return constant * param.factor(self, f'{sub}_{name}', start, shape)
       if isinstance(entry, schemes.Ramp):
         return 1.0 if ctx.step is None else jnp.minimum(ctx.step * constant, 1.0)
       return constant

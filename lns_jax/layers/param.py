@@ -1,14 +1,19 @@
 """How a parameter is declared: shape, logical axes and standard deviation in one line; and which types are used."""
 
 import math
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lns_jax import config as config_lib
 from lns_jax.layers import completep, fp8, schemes
 from lns_jax.layers import init as init_lib
+
+# Collection of variables that says which layers are drawn at once: 'ids' [n] of a run, 'position' of the one meant.
+DRAWN = 'drawn'
 
 
 def resolve_precision(name: str) -> str:
@@ -66,6 +71,22 @@ def biased(module: nn.Module, name: str, x: jax.Array, axis: str) -> jax.Array:
   return x + bias.reshape(x.shape[2:]).astype(x.dtype)
 
 
+def start(module: nn.Module, number: Callable[[int], float], layer: int, dtype=None):
+  """A number that a parameter starts from, number(layer) of a block.
+
+  Where `models.transformer` draws all layers of a run in one traced call, the number of the layer at its position.
+
+  dtype: that of the parameter, the config's by default: a number is rounded to it once.
+  """
+  root = module.scope.root
+  if not root.has_variable(DRAWN, 'position'):
+    return number(layer)
+  numbers = [number(l) for l in root.get_variable(DRAWN, 'ids').tolist()]
+  if len(set(numbers)) == 1:
+    return numbers[0]
+  return jnp.asarray(np.array(numbers, dtype or dtypes(module.config)[0]))[root.get_variable(DRAWN, 'position')]
+
+
 def vector(module: nn.Module, name: str, init, shape: tuple[int, ...], axis: str = 'norm', dtype=None):
   """A vector, or with shape () a scalar, of a Linen module with a `config` attribute.
 
@@ -87,8 +108,10 @@ def matrix(module: nn.Module, name: str, role: str, layer: int, shape: tuple[int
   """
   c, row = module.config, schemes.row(module.config, layer) if layer else schemes.Row()
   init = init_lib.INITS[row.init or c.init]
-  m = init_lib.Matrix(role, layer, c.depth, c.init_std, c.d_model, fan_in, math.prod(shape) // fan_in)
-  std = init.std(m) * (completep.width(c) ** -0.5 if row.completep else 1.0)
+  def std_of(l):
+    m = init_lib.Matrix(role, l, c.depth, c.init_std, c.d_model, fan_in, math.prod(shape) // fan_in)
+    return init.std(m) * (completep.width(c) ** -0.5 if row.completep else 1.0)
+  std = start(module, std_of, layer)
   if init.cut is None:
     draw = nn.initializers.normal(std)
   else:
@@ -96,7 +119,7 @@ def matrix(module: nn.Module, name: str, role: str, layer: int, shape: tuple[int
   return module.param(name, nn.with_logical_partitioning(draw, axes), shape, dtypes(c)[0])
 
 
-def factor(module: nn.Module, name: str, start: float, shape: tuple[int, ...] = ()):
+def factor(module: nn.Module, name: str, start: float | jax.Array, shape: tuple[int, ...] = ()):
   """A learned factor: float32 or wider whatever the parameters are, so that it does not move in steps of 1 / 256."""
   dtype = jnp.promote_types(dtypes(module.config)[0], jnp.float32)
   return vector(module, name, nn.initializers.constant(start), shape, dtype=dtype)

@@ -11,6 +11,7 @@ from fnmatch import fnmatch
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lns_jax import config as config_lib
 from lns_jax import mesh
@@ -69,19 +70,31 @@ def _modules(config: config_lib.ModelConfig) -> dict[str, tuple[nn.Module, tuple
 
 
 def boxed_init(config: config_lib.ModelConfig, rng: jax.Array):
-  """Canonical parameters, each in a box that names its logical axes."""
-  x = jnp.zeros((1, 1, config.d_model), param.dtypes(config)[1])
-  ctx = attention.context(config, x, None)
+  """Parameters of one layer of each run, under its canonical name, and of all outside; in boxes with logical axes."""
   rng_outer, rng_layers = jax.random.split(rng)
+  layers = {str(run[0]): _draw(config, rng_layers, run) for run in layout.runs(config)}
+  return _outside(config, rng_outer) | {'layers': layers}
+
+
+def _outside(config: config_lib.ModelConfig, rng: jax.Array):
   params = {}
   for name, (module, args) in _modules(config).items():
-    found = module.init(jax.random.fold_in(rng_outer, DRAWS.index(name)), *args).get('params')
+    found = module.init(jax.random.fold_in(rng, DRAWS.index(name)), *args).get('params')
     params |= {name: found} if found else {}  # a norm may have none
-  # A layer's draw depends on its own index alone: a model with layers removed or added keeps the others'.
-  params['layers'] = {
-      str(l): block.Block(config).init(jax.random.fold_in(rng_layers, l), x, ctx, l)['params']
-      for l in config.layer_ids}
   return params
+
+
+def _draw(config: config_lib.ModelConfig, rng: jax.Array, run: layout.Run, position=0):
+  """Boxed parameters of the layer at a position of a run, which may be traced: its draw depends on its id alone.
+
+  So a model with layers removed or added keeps the draws of the others.
+  """
+  x = jnp.zeros((1, 1, config.d_model), param.dtypes(config)[1])
+  which = {param.DRAWN: {'ids': np.array(run), 'position': position}}
+  rng = jax.random.fold_in(rng, jnp.array(run)[position])
+  _, drawn = block.Block(config).apply(
+      which, x, attention.context(config, x, None), run[0], rngs={'params': rng}, mutable=['params'])
+  return drawn['params']
 
 
 def init(config: config_lib.ModelConfig, rng: jax.Array, batch: Mapping[str, jax.Array] | None = None):
@@ -103,7 +116,11 @@ def init(config: config_lib.ModelConfig, rng: jax.Array, batch: Mapping[str, jax
 
 def unprofiled(config: config_lib.ModelConfig, rng: jax.Array):
   """Fresh parameters that no batch was read for: those of `init` for most schemes, the shapes of them for all."""
-  return layout.native(nn.unbox(boxed_init(config, rng)), config)
+  rng_outer, rng_layers = jax.random.split(rng)
+  # One compiled draw a run: programs that draw each layer for itself take minutes to compile at 48 layers.
+  draw = lambda run: jax.vmap(lambda i: nn.unbox(_draw(config, rng_layers, run, i)))(jnp.arange(len(run)))
+  layers = {layout.run_name(run): draw(run) for run in layout.runs(config)}
+  return layout.native(nn.unbox(_outside(config, rng_outer)) | {'layers': layers}, config)
 
 
 def _profiled(config: config_lib.ModelConfig, params, batch):

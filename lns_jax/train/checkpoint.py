@@ -269,12 +269,13 @@ def can_go_on(directory: epath.PathLike, step: int) -> bool:
   return (_absolute(directory) / str(step) / 'opt_state').exists()
 
 
-def load_params(directory: epath.PathLike, *, step: int | None = None, like=None):
+def load_params(directory: epath.PathLike, *, step: int | None = None, like=None, shardings=None):
   """Parameters of the newest sound checkpoint in `directory`, or of `step`. Changes nothing, reads only them.
 
   Args:
-    like: tree of jax.ShapeDtypeStruct with sharding to restore to; None: numpy arrays as they were saved, whatever
+    like: tree of jax.ShapeDtypeStruct with sharding to restore to; None: as they were saved, numpy arrays whatever
       the devices that saved them.
+    shardings: tree of shardings to restore what was saved to, each part by the devices that hold it.
 
   Raises:
     UserError: there is no sound checkpoint, or shape, type or name of a leaf differ from `like`.
@@ -283,6 +284,9 @@ def load_params(directory: epath.PathLike, *, step: int | None = None, like=None
   if chosen is None:
     raise UserError(f'{_absolute(directory)} holds no checkpoint.')
   path = _absolute(directory) / str(chosen)
+  if shardings is not None:
+    saved = _metadata(path, 'params')
+    like = jax.tree.map(lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), saved, shardings)
   if like is not None:
     _check_leaves(path, 'params', like)
     return _read(path, params=ocp.args.StandardRestore(jax.tree.map(_abstract, like)))['params']

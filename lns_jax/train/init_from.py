@@ -7,7 +7,6 @@ from lns_jax.config import ModelConfig, RunConfig, changed, from_dict
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
 from lns_jax.layers import schemes
-from lns_jax.models import layout
 from lns_jax.train import checkpoint
 
 # Settings of a model that its weights do not depend on, once they are there.
@@ -57,6 +56,6 @@ def check_tokenizer(config: RunConfig, tokenizer: tokenizers.Tokenizer | None):
                       f'of this text; set --config.data.tokenizer to the file in {own}.')
 
 
-def params(config: RunConfig):
-  """The parameters that the run starts from, as they were saved, in the layout of its loop."""
-  return layout.native(checkpoint.load_params(_checkpoints(config)), config.model)
+def params(config: RunConfig, shardings):
+  """The parameters that the run starts from, as they were saved, in the canonical layout and with its shardings."""
+  return checkpoint.load_params(_checkpoints(config), shardings=shardings)

@@ -15,7 +15,7 @@ from lns_jax.config import RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
 from lns_jax.layers import param, splash
-from lns_jax.models import layout, transformer
+from lns_jax.models import transformer
 from lns_jax.train import (
     checkpoint, evaluate, init_from, log, mfu, nonfinite, preemption, profile, resume, run_info)
 from lns_jax.train import step as step_lib
@@ -240,9 +240,8 @@ class Trainer:
     """Starts an asynchronous checkpoint of the present state in the canonical layout."""
     if self.saved == step:
       return
-    canonical = jax.jit(layout.unstack)((self.state.params, self.state.opt_state)) \
-        if self.run.config.model.loop == 'scan' else (self.state.params, self.state.opt_state)
-    self.saver.save(step, params=canonical[0], opt_state=canonical[1],
+    params, opt_state = self.run.to_canonical((self.state.params, self.state.opt_state))
+    self.saver.save(step, params=params, opt_state=opt_state,
                     data={**self.position, 'corpus_hash': self.run.dataset.hash},
                     config=config_lib.to_dict(self.run.config))
     self.saved = step

@@ -15,7 +15,6 @@ from lns_jax import config as config_lib
 from lns_jax import distributed, files, sharding
 from lns_jax.config import RunConfig
 from lns_jax.errors import UserError
-from lns_jax.models import layout
 from lns_jax.train import checkpoint, manifest
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run, say
@@ -154,11 +153,7 @@ def restore_or_init(run: Run, saver: checkpoint.Checkpointer) -> tuple[step_lib.
   if saved_hash != run.dataset.hash:
     raise UserError(f'{run.workdir} holds a run on a corpus with hash {saved_hash[:12]}, the present one has '
                     f'{run.dataset.hash[:12]}; use another --workdir.')
-  params, opt_state = restored.params, restored.opt_state
-  if run.config.model.loop == 'scan':
-    to_native = jax.jit(lambda tree: layout.stack(tree, run.config.model),
-                        out_shardings=(run.shardings.params, run.shardings.opt_state))
-    params, opt_state = to_native((params, opt_state))
+  params, opt_state = run.to_native((restored.params, restored.opt_state))
   step = jax.device_put(np.int32(restored.step), sharding.replicated(run.mesh))
   say(f'{run.workdir}: going on from step {restored.step} of {run.steps}')
   return step_lib.TrainState(params, opt_state, step), {k: restored.data[k] for k in ('step', 'tokens')}

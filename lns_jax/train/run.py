@@ -3,9 +3,11 @@
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import pathlib
 import sys
 import typing
+from collections.abc import Callable
 
 import jax
 
@@ -13,7 +15,7 @@ from lns_jax import config as config_lib
 from lns_jax import sharding
 from lns_jax.config import RunConfig
 from lns_jax.layers import schemes
-from lns_jax.models import transformer
+from lns_jax.models import layout, transformer
 from lns_jax.train import evaluate, init_from
 from lns_jax.train import step as step_lib
 
@@ -44,6 +46,23 @@ class Program:
     config = config_lib.changed(self.config, {'model': {'loop': 'unrolled'}})
     return dataclasses.replace(
         self, config=config, shardings=step_lib.state_shardings(self.mesh, config, self.steps))
+
+  @functools.cached_property
+  def to_canonical(self) -> Callable:
+    """(parameters, optimizer's state) as checkpoints hold them, of those in the layout of the loop."""
+    of = self.canonical().shardings
+    # With shardings: a slice of stacked layers would otherwise be whole on every device.
+    return jax.jit(layout.unstack, out_shardings=(of.params, of.opt_state)) if self._scans else lambda tree: tree
+
+  @functools.cached_property
+  def to_native(self) -> Callable:
+    """The inverse of `to_canonical`."""
+    of, stack = self.shardings, lambda tree: layout.stack(tree, self.config.model)
+    return jax.jit(stack, out_shardings=(of.params, of.opt_state)) if self._scans else lambda tree: tree
+
+  @property
+  def _scans(self) -> bool:
+    return self.config.model.loop == 'scan'
 
   def abstract_state(self) -> step_lib.TrainState:
     """Shapes, types and shardings of the state."""
@@ -89,8 +108,10 @@ class Run(Program):
     c, batch = self.config, None
     if c.train.init_from:
       shapes = step_lib.shapes(c, self.steps).params
-      params = jax.tree.map(lambda x, s: x.astype(s.dtype), init_from.params(c), shapes)
-      return jax.jit(lambda p: step_lib.state_of(c, self.steps, p), out_shardings=self.shardings)(params)
+      def start(saved):
+        params = jax.tree.map(lambda x, s: x.astype(s.dtype), layout.native(saved, c.model), shapes)
+        return step_lib.state_of(c, self.steps, params)
+      return jax.jit(start, out_shardings=self.shardings)(init_from.params(c, self.canonical().shardings.params))
     if schemes.has(c.model, 'profiled'):
       B, k = c.train.batch_size, c.train.accumulation  # of the first micro-batch, rows 0, k, 2 k, ...
       rows = k * sharding.rows(self.mesh, B // k)
