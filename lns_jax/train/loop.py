@@ -11,7 +11,7 @@ import numpy as np
 from absl import logging
 
 from lns_jax import config as config_lib
-from lns_jax import advice, files, sharding, shards
+from lns_jax import advice, files, remote, sharding, shards
 from lns_jax.config import RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
@@ -97,10 +97,10 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
       which case the last good checkpoint is kept and the first bad layer and the batch are named.
     Preempted: after SIGTERM, once the state is saved.
   """
-  workdir, start, config = resume.open_workdir(workdir), time.perf_counter(), resolved(config)
+  workdir, start, config = resume.open_workdir(workdir, bucket=True), time.perf_counter(), resolved(config)
   run = set_up(config, workdir)
-  with (resume.alone(workdir), Signals() as signals,
-        checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver):
+  with (resume.alone(workdir), remote.mirrored(workdir), Signals() as signals,
+        checkpoint.Checkpointer(remote.checkpoints(workdir), config.checkpoint) as saver):
     done = resume.finished(run, saver)
     if done:
       say(f'{workdir} is finished: {run.steps} steps.')
@@ -116,6 +116,7 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
       result = Trainer(run, train_step, state, position, saver, writer, signals).fit()
   result |= {'seconds': time.perf_counter() - start, 'start_seconds': compiled - start}
   files.write_json(workdir / 'result.json', files.finite(result) | resume.identity(run))
+  remote.push(workdir)
   return result
 
 
@@ -241,6 +242,7 @@ class Trainer:
       return
     canonical = jax.jit(layout.unstack)((self.state.params, self.state.opt_state)) \
         if self.run.config.model.loop == 'scan' else (self.state.params, self.state.opt_state)
+    remote.keep_up(self.run.workdir)  # before the step counts: what goes on from it finds its metrics
     self.saver.save(step, params=canonical[0], opt_state=canonical[1],
                     data={**self.position, 'corpus_hash': self.run.dataset.hash},
                     config=config_lib.to_dict(self.run.config))
@@ -256,6 +258,7 @@ class Trainer:
       raise Diverged(f"step {self.position['step']}: the validation loss is {result['loss']}; the parameters are "
                      'finite, but so large that the forward pass is not.')
     self.writer.write(self.position['step'], {f'val_{k}': v for k, v in result.items()})
+    remote.keep_up(run.workdir)
     name = 'accuracy' if 'accuracy' in result else 'perplexity'
     say(f"step {self.position['step']}: validation loss {result['loss']:.4f}, {name} {result[name]:.4g}")
     return result
