@@ -32,9 +32,9 @@ def absolute(path) -> pathlib.Path:
   return path
 
 
-def cache_folder(given: str = '') -> pathlib.Path:
-  """What is given, else $LNS_JAX_CACHE, else the user's cache folder."""
-  given = given or os.environ.get('LNS_JAX_CACHE')
+def cache_folder() -> pathlib.Path:
+  """$LNS_JAX_CACHE, else lns_jax in the user's cache folder."""
+  given = os.environ.get('LNS_JAX_CACHE')
   base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
   return pathlib.Path(given).expanduser() if given else pathlib.Path(base) / 'lns_jax'
 

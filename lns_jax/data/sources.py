@@ -28,7 +28,7 @@ class Source:
 
 def cache_folder(data: DataConfig) -> pathlib.Path:
   """data.cache_dir, else $LNS_JAX_CACHE, else the user's cache folder."""
-  return files.cache_folder(data.cache_dir)
+  return pathlib.Path(data.cache_dir).expanduser() if data.cache_dir else files.cache_folder()
 
 
 def resolve(data: DataConfig) -> Source:

@@ -11,21 +11,30 @@ from lns_jax import mesh
 from lns_jax.errors import UserError
 from lns_jax.layers import param
 
-# What a device has of the tokens and of the table along the axes that split tokens.
-TOKEN_AXES = (*mesh.ROWS, 'sequence')
-TOKENS, TABLE, WHOLE = PartitionSpec(mesh.ROWS, 'sequence'), PartitionSpec(None, 'fsdp'), PartitionSpec()
+TOKEN_AXES = (*mesh.ROWS, 'sequence')  # those that split tokens
+# What a device has of tokens and table, and what all have alike.
+TOKENS, TABLE, WHOLE = PartitionSpec(mesh.ROWS, 'sequence'), PartitionSpec('tensor', 'fsdp'), PartitionSpec()
 
 
-def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array) -> jax.Array:
-  """weight * -log p(target) in nats, [B, T].
+def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array, over: str = '') -> jax.Array:
+  """weight * -log p(target) in nats, [B, T], or [N] of logits [N, V].
 
   Where the weight is 0 the target is not read: an ignore label such as -100 there yields neither a
   NaN nor the last class. A weighed target outside of the vocabulary is NaN, which stops a run.
+
+  over: inside of shard_map, the mesh axis that the vocabulary is split over.
   """
+  V = logits_BTV.shape[-1]
+  first, everything = (jax.lax.axis_index(over) * V, jax.lax.axis_size(over) * V) if over else (0, V)
   targets_BT = jnp.where(weights_BT > 0, targets_BT, 0)
-  outside = outside_vocabulary(targets_BT, logits_BTV.shape[-1])
+  outside = outside_vocabulary(targets_BT, everything)
   normaliser = jax.nn.logsumexp(logits_BTV, axis=-1)
-  chosen = jnp.take_along_axis(logits_BTV, jnp.where(outside, 0, targets_BT)[..., None], axis=-1)[..., 0]
+  # A comparison instead of a look-up, whose gradient is a scatter into zeros of the size of the logits.
+  chosen = jnp.sum(jnp.where(first + jnp.arange(V) == targets_BT[..., None], logits_BTV, 0), axis=-1)
+  if over:
+    top = jax.lax.pmax(jax.lax.stop_gradient(normaliser), over)
+    normaliser = top + jnp.log(jax.lax.psum(jnp.exp(normaliser - top), over))
+    chosen = jax.lax.psum(chosen, over)
   return jnp.where(outside, jnp.nan, normaliser - chosen) * weights_BT
 
 
@@ -67,7 +76,7 @@ def summed_loss(x_BTD: jax.Array, table_VD: jax.Array, targets_BT, weights_BT, c
   """Sum of `token_losses` of the head's logits.
 
   In chunks on a mesh, every device takes its own tokens and sums its own gradient of the table, which is gathered once
-  before and reduced once after; only the vocabulary is left to the partitioner.
+  before and reduced once after.
 
   Args:
     chunk: positions of each row whose logits exist at a time, in the backward pass too; 0: all of them; -1: as many as
@@ -89,22 +98,22 @@ def _positions(B: int, V: int) -> int:
 
   A CPU was fastest with 32. Elsewhere each chunk reads the table and adds to its gradient: 6 n V D operations for about
   12 V D bytes of n tokens, so that a chunk of a thousand tokens is beyond what the memory of a TPU holds up (240
-  operations a byte on v5e, 560 on v6e). As many as fill 256 MiB with float32 logits, and 1,024 tokens at least.
+  operations a byte on v5e, 560 on v6e). As many as fill 512 MiB with float32 logits, and 1,024 tokens at least.
   """
   if mesh.platform() == 'cpu':
     return 32
-  return -(-max(1024, 2**26 * mesh.size('tensor') // V) // B)
+  return -(-max(1024, 2**27 * mesh.size('tensor') // V) // B)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _chunked(meshed: bool, chunks: int, x_BTD, table_VD, targets_BT, weights_BT):
-  def total(x_BTD, table_VD, *of_tokens):
+  def total(x_BTD, table_VD, targets_BT, weights_BT):
     table_VD = _gathered(meshed, table_VD, x_BTD.dtype)
     def add(total, chunk):
       x_ND, targets_N, w_N = chunk
-      return total + jnp.sum(token_losses(logits(x_ND, table_VD), targets_N, w_N)), None
-    start = _zero(meshed, x_BTD, of_tokens[1])
-    total, _ = jax.lax.scan(add, start, _split(chunks, x_BTD, *of_tokens))
+      return total + jnp.sum(token_losses(logits(x_ND, table_VD), targets_N, w_N, _vocabulary(meshed))), None
+    start = _zeros((), x_BTD, weights_BT, TOKEN_AXES * meshed)
+    total, _ = jax.lax.scan(add, start, _split(chunks, x_BTD, targets_BT, weights_BT))
     return jax.lax.psum(total, TOKEN_AXES) if meshed else total
   return _on_each_device(meshed, total, WHOLE)(x_BTD, table_VD, targets_BT, weights_BT)
 
@@ -113,7 +122,12 @@ def _on_each_device(meshed: bool, f, out_specs):
   """f of a device's tokens and its part of the table; f itself where no mesh splits tokens."""
   if not meshed:
     return f
-  return jax.shard_map(f, in_specs=(TOKENS, TABLE, TOKENS, TOKENS), out_specs=out_specs, axis_names=set(TOKEN_AXES))
+  manual = {*TOKEN_AXES, 'tensor'}
+  return jax.shard_map(f, in_specs=(TOKENS, TABLE, TOKENS, TOKENS), out_specs=out_specs, axis_names=manual)
+
+
+def _vocabulary(meshed: bool) -> str:
+  return 'tensor' if meshed else ''
 
 
 def _gathered(meshed: bool, table_VD, dtype):
@@ -130,32 +144,35 @@ def _split(chunks: int, *arrays):
   return tuple(map(split, arrays))
 
 
-def _zero(meshed: bool, x, weights, shape=()):
-  """Start of a sum over losses or gradients: float32, or wider if x or the weights are."""
-  zero = jnp.zeros(shape, jnp.promote_types(jnp.promote_types(x.dtype, jnp.float32), weights.dtype))
-  return jax.lax.pcast(zero, TOKEN_AXES, to='varying') if meshed else zero
+def _zeros(shape, x, weights, differ: tuple[str, ...]):
+  """Start of a sum over losses or gradients: float32, or wider if x or the weights are.
+
+  differ: mesh axes along which the devices' sums do.
+  """
+  zeros = jnp.zeros(shape, jnp.promote_types(jnp.promote_types(x.dtype, jnp.float32), weights.dtype))
+  return jax.lax.pcast(zeros, differ, to='varying') if differ else zeros
 
 
 def _chunked_forward(meshed: bool, chunks: int, x_BTD, table_VD, targets_BT, weights_BT):
   """The loss and both gradients in one pass: softmax minus one-hot is at hand while the logits are."""
-  def gradients(x_BTD, table_VD, *of_tokens):
+  def gradients(x_BTD, table_VD, targets_BT, weights_BT):
     table_VD = _gathered(meshed, table_VD, x_BTD.dtype)
     def add(carry, chunk):
-      total, d_table_VD = carry
+      total, d_table_DV = carry
       x_ND, targets_N, w_N = chunk
-      losses, pull = jax.vjp(lambda z: token_losses(z, targets_N, w_N), logits(x_ND, table_VD))
+      losses, pull = jax.vjp(lambda z: token_losses(z, targets_N, w_N, _vocabulary(meshed)), logits(x_ND, table_VD))
       d_logits_NV = pull(jnp.ones_like(losses))[0].astype(x_ND.dtype)
-      d_table_VD += param.dot('NV,ND->VD', d_logits_NV, x_ND, preferred_element_type=d_table_VD.dtype)
-      return (total + jnp.sum(losses), d_table_VD), param.dot('NV,VD->ND', d_logits_NV, table_VD)
-    start = tuple(_zero(meshed, x_BTD, of_tokens[1], shape) for shape in ((), table_VD.shape))
-    (total, d_table_VD), d_x = jax.lax.scan(add, start, _split(chunks, x_BTD, *of_tokens))
-    B, T, D = x_BTD.shape
-    d_x_BTD = d_x.reshape(-1, D)[:B * T].reshape(B, T, D)
+      d_table_DV += param.dot('ND,NV->DV', x_ND, d_logits_NV, preferred_element_type=d_table_DV.dtype)
+      return (total + jnp.sum(losses), d_table_DV), param.dot('NV,VD->ND', d_logits_NV, table_VD)
+    start = (_zeros((), x_BTD, weights_BT, TOKEN_AXES * meshed),
+             _zeros(table_VD.shape[::-1], x_BTD, weights_BT, (*TOKEN_AXES, 'tensor') * meshed))
+    (total, d_table_DV), d_x = jax.lax.scan(add, start, _split(chunks, x_BTD, targets_BT, weights_BT))
+    d_x_BTD = d_x.reshape(-1, x_BTD.shape[-1])[:targets_BT.size].reshape(x_BTD.shape)
     if meshed:
-      total = jax.lax.psum(total, TOKEN_AXES)
-      d_table_VD = jax.lax.psum_scatter(d_table_VD, 'fsdp', scatter_dimension=1, tiled=True)
-      d_table_VD = jax.lax.psum(d_table_VD, ('data', 'sequence'))
-    return total, d_x_BTD, d_table_VD.astype(table_type)
+      total, d_x_BTD = jax.lax.psum(total, TOKEN_AXES), jax.lax.psum(d_x_BTD, 'tensor')
+      d_table_DV = jax.lax.psum_scatter(d_table_DV, 'fsdp', scatter_dimension=0, tiled=True)
+      d_table_DV = jax.lax.psum(d_table_DV, ('data', 'sequence'))
+    return total, d_x_BTD, d_table_DV.T.astype(table_type)
   table_type = table_VD.dtype
   mapped = _on_each_device(meshed, gradients, (WHOLE, TOKENS, TABLE))
   total, *both = mapped(x_BTD, table_VD, targets_BT, weights_BT)
