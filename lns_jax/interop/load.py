@@ -1,14 +1,14 @@
 """Opening a trained model by its path, whatever made it."""
 
 import dataclasses
-import pathlib
 
 import jax
 import jax.numpy as jnp
 from absl import logging
+from etils import epath
 
 from lns_jax import config as config_lib
-from lns_jax import files
+from lns_jax import files, remote
 from lns_jax import sharding as sharding_lib
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError, nearest
@@ -30,26 +30,26 @@ def load_run_config(workdir, step: int | None = None) -> tuple[int, config_lib.R
   return found[0], config_lib.from_dict(config_lib.RunConfig, found[1])
 
 
-def _checkpoints(workdir) -> pathlib.Path:
-  where = files.absolute(workdir)
-  if not (where / 'checkpoints').is_dir():
+def _checkpoints(workdir) -> epath.Path:
+  where = files.absolute(remote.local(workdir))
+  if not is_run(where):
     others = (where / 'config.json').exists() or where.suffix == '.gguf'
     raise UserError(f'{workdir} is not a run folder: it has no checkpoints; ' + (
         f'import_hf.py --model={workdir} --workdir=FOLDER makes one of it.' if others else
         'give the --workdir of a run.'))
-  return where / 'checkpoints'
+  return remote.checkpoints(where)
 
 
 def is_run(path) -> bool:
   """Whether `path` is a run folder of this package."""
-  return (files.absolute(path) / 'checkpoints').is_dir()
+  return remote.checkpoints(files.absolute(remote.local(path))).is_dir()
 
 
 def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: str | None = None):
   """Opens a model.
 
   Args:
-    path: run folder of this package, Hugging Face folder, or .gguf file.
+    path: run folder of this package, also one in a bucket (gs://), Hugging Face folder, or .gguf file.
     step: checkpoint of a run to open; the newest sound one by default.
     dtype: type that the parameters are cast to, learned factors apart, which stay float32; as saved by default.
     sharding: where they are placed: one for all, or a tree; the default device by default.
@@ -62,6 +62,7 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   Raises:
     UserError: there is no model at `path`, it is damaged or not understood, or its scheme is not `scheme`.
   """
+  path = remote.local(path)
   if is_run(path):
     return _load_run(path, step, dtype, sharding, scheme)
   if step is not None:

@@ -66,7 +66,8 @@ class Checkpointer:
       UserError: `directory` cannot be written.
     """
     self._root = _absolute(directory)
-    self._settings = settings
+    # What is in a bucket has the bucket's own checksums, and ours would read all of it back.
+    self._settings = dataclasses.replace(settings, checksums=settings.checksums and '://' not in str(self._root))
     self._primary = jax.process_index() == 0
     self._probe()
     if self._primary:

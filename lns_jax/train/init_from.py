@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 
+from lns_jax import files, remote
 from lns_jax.config import ModelConfig, RunConfig, changed, from_dict
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
@@ -14,8 +15,8 @@ _OTHERS = ('num_layers', 'init', 'init_std', 'alpha_init', 'layerscale_init', 'd
            'attention', 'matmul', 'microbatches')
 
 
-def _checkpoints(config: RunConfig) -> pathlib.Path:
-  return pathlib.Path(config.train.init_from).expanduser().absolute() / 'checkpoints'
+def _folder(config: RunConfig) -> pathlib.Path:
+  return files.absolute(remote.local(config.train.init_from))
 
 
 def with_its_layers(config: RunConfig) -> RunConfig:
@@ -27,7 +28,7 @@ def with_its_layers(config: RunConfig) -> RunConfig:
   folder = config.train.init_from
   if not folder:
     return config
-  found = checkpoint.load_config(_checkpoints(config))
+  found = checkpoint.load_config(remote.checkpoints(_folder(config)))
   if found is None:
     raise UserError(f'train.init_from = {folder!r} is not a run folder with a finished checkpoint.')
   model = from_dict(RunConfig, found[1]).model
@@ -50,7 +51,7 @@ def _check_same(folder: str, model: ModelConfig, asked: ModelConfig):
 def check_tokenizer(config: RunConfig, tokenizer: tokenizers.Tokenizer | None):
   """Refuses text whose ids do not mean what they meant to the model that the run starts from."""
   if config.train.init_from and tokenizer is not None:
-    own = _checkpoints(config).parent / 'tokenizer'
+    own = _folder(config) / 'tokenizer'
     if tokenizers.load(own).hash != tokenizer.hash:
       raise UserError(f'train.init_from = {config.train.init_from!r} was trained with another tokenizer than that '
                       f'of this text; set --config.data.tokenizer to the file in {own}.')
@@ -58,4 +59,4 @@ def check_tokenizer(config: RunConfig, tokenizer: tokenizers.Tokenizer | None):
 
 def params(config: RunConfig, shardings):
   """The parameters that the run starts from, as they were saved, in the canonical layout and with its shardings."""
-  return checkpoint.load_params(_checkpoints(config), shardings=shardings)
+  return checkpoint.load_params(remote.checkpoints(_folder(config)), shardings=shardings)

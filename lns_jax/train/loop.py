@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 
 from lns_jax import config as config_lib
-from lns_jax import advice, distributed, files, sharding, shards
+from lns_jax import advice, distributed, files, remote, sharding, shards
 from lns_jax.config import RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
@@ -92,10 +92,10 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
       which case the last good checkpoint is kept and the first bad layer and the batch are named.
     Preempted: after SIGTERM, once the state is saved.
   """
-  workdir, start, config = resume.open_workdir(workdir), time.perf_counter(), resolved(config)
+  workdir, start, config = resume.open_workdir(workdir, bucket=True), time.perf_counter(), resolved(config)
   run = set_up(config, workdir)
-  with (resume.held(workdir), preemption.Signals() as signals,
-        checkpoint.Checkpointer(workdir / 'checkpoints', config.checkpoint) as saver, distributed.watched()):
+  with (resume.held(workdir), remote.mirrored(workdir), preemption.Signals() as signals,
+        checkpoint.Checkpointer(remote.checkpoints(workdir), config.checkpoint) as saver, distributed.watched()):
     done = distributed.from_first(lambda: resume.finished(run, saver))
     if done:
       say(f'{workdir} is finished: {run.steps} steps.')
@@ -112,6 +112,7 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
   result |= {'seconds': time.perf_counter() - start, 'start_seconds': compiled - start}
   if jax.process_index() == 0:
     files.write_json(workdir / 'result.json', files.finite(result) | resume.identity(run))
+  remote.push(workdir)
   return result
 
 
@@ -241,6 +242,7 @@ class Trainer:
     if self.saved == step:
       return
     params, opt_state = self.run.to_canonical((self.state.params, self.state.opt_state))
+    remote.keep_up(self.run.workdir)  # before the step counts: what goes on from it finds its metrics
     self.saver.save(step, params=params, opt_state=opt_state,
                     data={**self.position, 'corpus_hash': self.run.dataset.hash},
                     config=config_lib.to_dict(self.run.config))
@@ -257,6 +259,7 @@ class Trainer:
       raise Diverged(f"step {self.position['step']}: the validation loss is {result['loss']}; the parameters are "
                      'finite, but so large that the forward pass is not.')
     self.writer.write(self.position['step'], {f'val_{k}': v for k, v in result.items()})
+    remote.keep_up(run.workdir)
     name = 'accuracy' if 'accuracy' in result else 'perplexity'
     say(f"step {self.position['step']}: validation loss {result['loss']:.4f}, {name} {result[name]:.4g}")
     return result

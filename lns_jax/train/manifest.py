@@ -51,9 +51,11 @@ def write(folder: epath.PathLike, *, checksums: bool = True):
   paths = sorted(p for p in _files(folder) if p != folder / NAME)
   sums = _hash_all(paths) if checksums else [None] * len(paths)
   files = {p.relative_to(folder).as_posix(): {'size': p.stat().length, 'sha256': s} for p, s in zip(paths, sums)}
-  part = folder / f'{NAME}.part'
+  # What is written to a bucket is there when all of it is; on a disk the last step is a new name.
+  part = folder / (NAME if '://' in os.fspath(folder) else f'{NAME}.part')
   part.write_text(json.dumps({'files': files, 'digest': _digest(files)}, indent=1))
-  part.replace(folder / NAME)
+  if part.name != NAME:
+    part.replace(folder / NAME)
 
 
 def damage(folder: epath.PathLike, *, checksums: bool = True, under: str = '') -> str:

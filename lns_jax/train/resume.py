@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from lns_jax import config as config_lib
-from lns_jax import distributed, files, sharding
+from lns_jax import distributed, files, remote, sharding
 from lns_jax.config import RunConfig
 from lns_jax.errors import UserError
 from lns_jax.train import checkpoint, manifest
@@ -26,11 +26,19 @@ FREE = ('eval', 'checkpoint', 'train.log_every', 'train.layer_stats_every', 'tra
         'data.cache_dir', 'data.workers', 'data.read_threads', 'data.source', 'data.data_dir', 'data.text_field', 'data.tokenizer')
 
 
-def open_workdir(workdir: str | pathlib.Path, flag: str = '--workdir') -> pathlib.Path:
-  """Creates the folder that `flag` names. Raises UserError when it cannot be written or is not on a local disk."""
+def open_workdir(workdir: str | pathlib.Path, flag: str = '--workdir', bucket: bool = False) -> pathlib.Path:
+  """Creates the folder that `flag` names, with `bucket` also the local one of a run in a bucket, see `lns_jax.remote`.
+
+  Raises UserError when it cannot be written or is not where it may be.
+  """
   if not str(workdir):
     raise UserError(f'{flag} must be given: it is empty.')
-  if '://' in str(workdir):
+  if remote.is_url(workdir) and bucket:
+    kind = 'runs' if jax.process_index() == 0 else f'runs-of-process-{jax.process_index()}'  # may be one machine
+    path = remote.folder(workdir, kind)
+    say(f'{workdir}: the checkpoints are there, the other files in {path}, copied there at every save and evaluation')
+    return path
+  if remote.is_url(workdir):
     raise UserError(f'{workdir} is not a local folder, which {flag} must be; copy it there when all is done.')
   path = files.absolute(workdir)
   try:
@@ -64,8 +72,8 @@ def held(workdir: pathlib.Path):
   with contextlib.ExitStack() as stack:
     def hold() -> str:
       stack.enter_context(alone(workdir))
-      if jax.process_count() == 1:
-        return '.lock'
+      if jax.process_count() == 1 or remote.is_mirror(workdir):
+        return ''  # the folder itself, which every host has
       for left in workdir.glob('.shared-*'):
         left.unlink(missing_ok=True)
       mark = workdir / f'.shared-{time.time_ns()}'
@@ -110,7 +118,7 @@ def differences(saved: dict, asked: dict) -> dict[str, tuple]:
 
 def check_config(workdir: pathlib.Path, config: RunConfig):
   """Refuses to go on with a run whose defining settings differ, naming the first such field; or with no run at all."""
-  checkpoints = workdir / 'checkpoints'
+  checkpoints = remote.checkpoints(workdir)
   found = checkpoint.load_config(checkpoints) if checkpoints.exists() else None
   if found is None:
     return  # nothing was saved yet: starting anew loses nothing
@@ -128,7 +136,7 @@ def check_config(workdir: pathlib.Path, config: RunConfig):
 def finished(run: Run, saver: checkpoint.Checkpointer) -> dict | None:
   """The result of a run that reached its last step with just these settings and rows, None of any other."""
   path, result = run.workdir / 'result.json', {}
-  last = run.workdir / 'checkpoints' / str(run.steps)
+  last = remote.checkpoints(run.workdir) / str(run.steps)
   if saver.latest() != run.steps or manifest.damage(last, checksums=run.config.checkpoint.checksums):
     return None
   with contextlib.suppress(OSError, ValueError):  # missing or damaged: evaluated again
