@@ -13,7 +13,7 @@ from lns_jax import mesh as mesh_lib
 from lns_jax.config import AXES, MeshConfig, ModelConfig, RunConfig, check_batch
 from lns_jax.errors import UserError, nearest
 from lns_jax.mesh import ROWS, RULES, use  # `use` named here for all
-from lns_jax.models import layout, transformer
+from lns_jax.models import layout, loop, transformer
 
 
 def make_mesh(settings: MeshConfig, devices=None) -> Mesh:
@@ -182,6 +182,8 @@ def check(config: RunConfig, mesh: Mesh):
     parts_of = m.microbatches or stages
     check_batch('train.batch_size', config.train.batch_size, batch_parts(mesh) * micro * parts_of,
                 f'devices x micro-batches x {parts_of} parts in the pipeline')
+  if m.remat == 'offload':
+    loop.check_offload(mesh.devices.flat[0].platform)
   params(mesh, m)
 
 

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from lns_jax import config as config_lib
 from lns_jax import mesh
@@ -137,7 +138,8 @@ def attend(q_BTHh: jax.Array, k_BSKh: jax.Array, v_BSKh: jax.Array, mask_BTS: ja
                       preferred_element_type=wide(q_BTHh))
   scores = jnp.where(mask_BTS[:, None, None], scores, jnp.finfo(scores.dtype).min)
   weights = jax.nn.softmax(scores, axis=-1).astype(q_BTHh.dtype)
-  return jnp.einsum('BKGTS,BSKh->BTKGh', weights, v_BSKh, precision=precision).reshape(B, T, H, h)
+  heads_BTKGh = jnp.einsum('BKGTS,BSKh->BTKGh', weights, v_BSKh, precision=precision)
+  return checkpoint_name(heads_BTKGh.reshape(B, T, H, h), 'heads')
 
 
 def chosen(config: config_lib.ModelConfig, ctx: Context, layer: int, q_BTHh: jax.Array, k_BSKh: jax.Array,

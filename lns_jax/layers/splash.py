@@ -95,7 +95,7 @@ def attend(config: config_lib.ModelConfig, layer: int, q_BTHh: jax.Array, k_BTKh
   kernel = kernels.make_splash_mha(
       kernels.MultiHeadMask([mask(config, T, layer)] * H), block_sizes=blocks(T, T // parts),
       head_shards=mesh.size('tensor'), q_seq_shards=parts if config.causal else 1,  # the full mask has nothing to slice
-      interpret=interpret)
+      residual_checkpoint_name='heads', interpret=interpret)
   def local(kernel, q_BTHh, k_BTKh, v_BTKh, *ids):
     q, k, v = (x.swapaxes(1, 2) for x in (q_BTHh * h ** -0.5, k_BTKh, v_BTKh))
     return jax.vmap(kernel)(q, k, v, *([kernels.SegmentIds(*ids)] if ids else [])).swapaxes(1, 2)
