@@ -57,7 +57,7 @@ def measure_ours() -> dict:
       data=DataConfig(seq_len=SEQ_LEN.value), optimizer=OptimizerConfig(name='adam', lr=1e-3, schedule='constant'),
       train=TrainConfig(steps=1000, batch_size=BATCH.value, layer_stats_every=int(LAYER_STATS.value)))
   mesh = sharding.make_mesh(config.mesh)
-  run = Run(config, pathlib.Path(), None, mesh, 1000, step_lib.state_shardings(mesh, config, 1000))
+  run = Run(config, mesh, 1000, step_lib.state_shardings(mesh, config, 1000), pathlib.Path(), None)
   ids = np.random.default_rng(0).integers(0, 32000, (BATCH.value, SEQ_LEN.value + 1), np.int32)
   batch = {'tokens': ids[:, :-1], 'targets': ids[:, 1:], 'segment_ids': np.ones_like(ids[:, 1:])}
   start = time.perf_counter()

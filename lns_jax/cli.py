@@ -12,7 +12,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from lns_jax import config as config_lib
-from lns_jax import files, presets
+from lns_jax import compile_cache, files, host, presets
 from lns_jax.errors import Preempted, UserError, nearest
 
 HELP = ('--help', '-help', '--helpfull', '-h', '--helpshort')
@@ -156,6 +156,8 @@ def run(main: Callable, *, arguments: str = '',
   """
   def guarded(argv):
     _quiet()
+    host.leave_out_tpu()
+    compile_cache.use()
     try:
       if arguments and not argv[1:]:
         raise UserError(f'give one or more {arguments}.')

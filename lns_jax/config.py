@@ -11,8 +11,8 @@ from typing import Any
 
 from lns_jax import settings
 from lns_jax.errors import UserError
-from lns_jax.model_config import BIASES, NORMS, PRECISIONS, TEXT, ModelConfig, RopeScaling  # named here for all
-from lns_jax.settings import Section, from_dict, setting, to_dict  # as these
+from lns_jax.model_config import BIASES, NORMS, PRECISIONS, ROPES, TEXT, ModelConfig, RopeScaling  # named here for
+from lns_jax.settings import Section, from_dict, setting, to_dict  # all, as these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +163,16 @@ class ProfileConfig(Section):
   NAME = 'profile'
   steps: str = setting('', "Steps that are traced, as '10:13' for 10, 11 and 12; empty: none.")
 
+  def check(self):
+    if self.steps and not self.range:
+      raise UserError(f"profile.steps = {self.steps!r} names no steps; '10:13' are steps 10, 11 and 12.")
+
+  @property
+  def range(self) -> range:
+    """The steps that are traced, counted from 1."""
+    match = re.fullmatch(r'([1-9][0-9]{0,11}):([1-9][0-9]{0,11})', self.steps.strip())
+    return range(int(match[1]), int(match[2])) if match else range(0)
+
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(Section):
@@ -246,6 +256,8 @@ def num_steps(config: RunConfig, num_rows: int) -> int:
     if not steps:
       raise UserError(f'{t.epochs} epochs of {num_rows} rows are less than one batch of {t.batch_size}.')
   check_warmup(config.optimizer, steps)
+  if config.profile.steps and config.profile.range.start > steps:
+    raise UserError(f'profile.steps = {config.profile.steps!r} begins behind the last step of the run, {steps}.')
   return steps
 
 

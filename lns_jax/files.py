@@ -32,6 +32,13 @@ def absolute(path) -> pathlib.Path:
   return path
 
 
+def cache_folder() -> pathlib.Path:
+  """$LNS_JAX_CACHE, else lns_jax in the user's cache folder."""
+  given = os.environ.get('LNS_JAX_CACHE')
+  base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  return pathlib.Path(given).expanduser() if given else pathlib.Path(base) / 'lns_jax'
+
+
 @contextlib.contextmanager
 def whole(path: pathlib.Path, mode: str = 'w', **kwargs):
   """A file to write to, as of `open`, that is either whole or as before, also after a kill or a power cut."""

@@ -4,7 +4,7 @@ import dataclasses
 
 from lns_jax.errors import UserError
 from lns_jax.layers import init as init_lib
-from lns_jax.layers import rope, schemes
+from lns_jax.layers import schemes
 from lns_jax.settings import Section, setting
 
 PRECISIONS = {
@@ -29,13 +29,15 @@ TEXT = ('decoder', 'encoder')  # families that read tokens
 
 NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt')
 
+ROPES = ('none', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3')  # see lns_jax.layers.rope
+
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling(Section):
   """How rotary frequencies are changed for texts longer than `original_length`, see lns_jax.layers.rope."""
 
   NAME = 'model.rope_scaling'
-  kind: str = setting('none', 'The rule, by the name that config.json has for it.', choices=rope.KINDS)
+  kind: str = setting('none', 'The rule, by the name that config.json has for it.', choices=ROPES)
   factor: float = setting(1.0, 'Times that texts may be longer.', above=0.0)
   original_length: int = setting(0, 'Positions before scaling; all kinds but none and linear need it.', low=0)
   low_freq_factor: float = setting(1.0, 'llama3: turns within original_length below which all is scaled.', above=0.0)

@@ -13,7 +13,8 @@ from lns_jax import mesh as mesh_lib
 from lns_jax.config import AXES, MeshConfig, ModelConfig, RunConfig, check_batch
 from lns_jax.errors import UserError, nearest
 from lns_jax.mesh import ROWS, RULES, use  # `use` named here for all
-from lns_jax.models import layout, loop, transformer
+from lns_jax.layers import fp8
+from lns_jax.models import layout, loop, pipeline, transformer
 
 
 def make_mesh(settings: MeshConfig, devices=None) -> Mesh:
@@ -102,7 +103,7 @@ def params(mesh: Mesh, config: ModelConfig, rules=RULES):
   _check_divides(mesh, config, [(name, box.names, box.value.shape, s) for (name, box), s in zip(named, specs)])
   shardings = jax.tree.unflatten(jax.tree.structure(boxed, is_leaf=is_box), [NamedSharding(mesh, s) for s in specs])
   if config.loop == 'scan':
-    _check_stages(mesh, config)
+    pipeline.check(config, mesh.shape['stage'])
     return _stacked(shardings, mesh, config)
   return shardings
 
@@ -176,24 +177,13 @@ def check(config: RunConfig, mesh: Mesh):
     cls = ' (model.pooling = mean would leave out the CLS token)' if m.has_cls else ''
     raise UserError(f'rows of {config.row_tokens} tokens{cls} do not divide over the {mesh.shape["sequence"]} devices '
                     f'of mesh.sequence; {_near(mesh.shape["sequence"], _divisors(config.row_tokens))} would.')
+  if m.matmul == 'fp8':
+    fp8.check(mesh.devices.flat[0])
+  pipeline.check(m, stages)
   if stages > 1:
-    if m.loop != 'scan':
-      raise UserError(f'mesh.stage = {stages} is a pipeline of the scanned loop; set --config.model.loop=scan.')
-    parts_of = m.microbatches or stages
+    parts_of = pipeline.parts(m, stages)
     check_batch('train.batch_size', config.train.batch_size, batch_parts(mesh) * micro * parts_of,
                 f'devices x micro-batches x {parts_of} parts in the pipeline')
   if m.remat == 'offload':
     loop.check_offload(mesh.devices.flat[0].platform)
   params(mesh, m)
-
-
-def _check_stages(mesh: Mesh, config: ModelConfig):
-  """Refuses layers that the stages of a pipeline cannot share."""
-  stages, runs = mesh.shape['stage'], layout.runs(config)
-  if stages > 1 and len(runs) > 1:
-    raise UserError(f'mesh.stage = {stages} needs layers that all obey the same row, but model.scheme = '
-                    f'{config.scheme} has runs of layers {" and ".join(map(layout.run_name, runs))}; mesh.stage = 1 '
-                    'would do.')
-  if config.num_layers % stages:
-    raise UserError(f'model.num_layers = {config.num_layers} does not divide over mesh.stage = {stages}; '
-                    f'{_near(stages, _divisors(config.num_layers))} stages would.')

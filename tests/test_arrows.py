@@ -9,9 +9,9 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'lns_jax'
 # A module may import from its own room and from those named here.
 ALLOWED = {
     'errors': set(), 'files': {'errors'}, 'paired': set(),
-    'layers.schemes': set(), 'layers.init': set(), 'layers.rope': set(), 'layers.completep': set(),
-    'settings': {'errors'},
-    'model_config': {'errors', 'settings', 'layers.schemes', 'layers.init', 'layers.rope'},
+    'layers.schemes': set(), 'layers.init': set(), 'layers.completep': set(),
+    'settings': {'errors'}, 'host': {'errors'},
+    'model_config': {'errors', 'settings', 'layers.schemes', 'layers.init'},
     'config': {'errors', 'settings', 'model_config'},
     'advice': {'config', 'layers.schemes', 'layers.init'},
     'presets': {'config', 'errors'},
@@ -22,11 +22,12 @@ ALLOWED = {
     'shards': {'models'},
     'data': {'config', 'errors', 'files'},
     'depth': {'config', 'errors', 'files', 'layers', 'models'},
-    'train': {'advice', 'config', 'errors', 'files', 'layers', 'models', 'data', 'sharding', 'shards'},
+    'train': {'advice', 'config', 'errors', 'files', 'host', 'layers', 'models', 'data', 'sharding', 'shards'},
     'interop': {'config', 'errors', 'files', 'layers', 'models', 'data', 'sharding', 'train.checkpoint',
                 'train.run_info'},
     'reproduce': {'config', 'errors', 'files', 'paired', 'presets', 'cli', 'layers', 'data', 'depth', 'train'},
-    'cli': {'config', 'errors', 'files', 'presets'},
+    'compile_cache': {'files'}, 'xla_flags': {'errors'},
+    'cli': {'compile_cache', 'config', 'errors', 'files', 'host', 'presets', 'xla_flags'},
 }
 
 

@@ -1,9 +1,9 @@
 """What `data.source` names: its parts, its splits and the hash of its content."""
 
 import dataclasses
-import os
 import pathlib
 
+from lns_jax import files
 from lns_jax.config import DataConfig
 from lns_jax.data import embedded, file_source, found, hashing, tfds_source
 from lns_jax.data.readers import Part, Slice
@@ -28,9 +28,7 @@ class Source:
 
 def cache_folder(data: DataConfig) -> pathlib.Path:
   """data.cache_dir, else $LNS_JAX_CACHE, else the user's cache folder."""
-  given = data.cache_dir or os.environ.get('LNS_JAX_CACHE')
-  base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
-  return pathlib.Path(given).expanduser() if given else pathlib.Path(base) / 'lns_jax'
+  return pathlib.Path(data.cache_dir).expanduser() if data.cache_dir else files.cache_folder()
 
 
 def resolve(data: DataConfig) -> Source:

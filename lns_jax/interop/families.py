@@ -6,11 +6,10 @@ Defaults of missing fields are those of the architecture, as transformers has th
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from lns_jax.config import ModelConfig, RopeScaling
+from lns_jax.config import ROPES, ModelConfig, RopeScaling
 from lns_jax.errors import UserError, nearest
 from lns_jax.interop import config_json, names
 from lns_jax.interop.fields import MOST_LAYERS, Fields, is_number
-from lns_jax.layers import rope
 
 Settings = dict  # of ModelConfig
 
@@ -65,8 +64,8 @@ def _scaling(f: Fields, max_positions: int) -> tuple[float, RopeScaling]:
   values.pop('type', None)
   if kind == 'default':
     return base, RopeScaling()
-  if kind == 'mrope' or kind not in tuple(rope.KINDS):
-    raise f.refused(name, f'the kinds of scaling are default, {", ".join(rope.KINDS[1:])}')
+  if kind == 'mrope' or kind not in ROPES:
+    raise f.refused(name, f'the kinds of scaling are default, {", ".join(ROPES[1:])}')
   given = {n: v for n, v in values.items() if v is not None}
   original = f.take('original_max_position_embeddings') or given.pop('original_max_position_embeddings', None)
   original = max_positions if kind == 'dynamic' or not original else original

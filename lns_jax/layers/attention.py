@@ -148,9 +148,12 @@ def chosen(config: config_lib.ModelConfig, ctx: Context, layer: int, q_BTHh: jax
 
   Where the mesh splits T, queries stay where they are and each device gathers the keys and values of its rows.
   """
-  q_BTHh = mesh.constrain(q_BTHh, ('batch', 'seq', 'heads', 'head_dim'))
-  k_BSKh, v_BSKh = (mesh.constrain(x, ('batch', 'keys', 'kv_heads', 'head_dim')) for x in (k_BSKh, v_BSKh))
   T = q_BTHh.shape[1]
+  q_BTHh = mesh.constrain(q_BTHh, ('batch', 'seq', 'heads', 'head_dim'))
+  if ctx.past is None:
+    # Split first: asked for whole keys alone, the partitioner gathers the stream before their projection.
+    for axis in ('seq', 'keys'):
+      k_BSKh, v_BSKh = (mesh.constrain(x, ('batch', axis, 'kv_heads', 'head_dim')) for x in (k_BSKh, v_BSKh))
   if ctx.past is None and splash.choose(config, T, mesh.platform(), q_BTHh.dtype)[0] == 'splash':
     return splash.attend(config, layer, q_BTHh, k_BSKh, v_BSKh, parts(config, ctx, layer))
   return attend(q_BTHh, k_BSKh, v_BSKh, mask(config, ctx, T, layer, k_BSKh.shape[1]))

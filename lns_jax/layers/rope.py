@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-KINDS = ('none', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3')
 # Kinds whose frequencies change once a text is longer than `original_length`: keys computed before are then stale.
 BY_LENGTH = ('dynamic', 'longrope')
 

@@ -30,33 +30,22 @@ def check(config: config_lib.ModelConfig, stages: int):
                     f'{config.loop}.')
   runs, L = layout.runs(config), config.num_layers
   if len(runs) > 1:
-    raise UserError(f'mesh.stage = {stages} needs layers that are all alike, but scheme {config.scheme!r} or its windows '
-                    f"make {len(runs)} kinds of runs (layers {'; '.join(map(layout.run_name, runs))}); mesh.stage = 1 "
-                    'takes them.')
+    raise UserError(f'mesh.stage = {stages} needs layers that are all alike, but scheme and windows of this model make '
+                    f"runs of unlike ones ({'; '.join(map(layout.run_name, runs))}); mesh.stage = 1 takes them.")
   if L % stages:
     fits = [n for n in range(1, L + 1) if L % n == 0]
     raise UserError(f'mesh.stage = {stages} does not divide the {L} layers of the model; '
                     f'{min(fits, key=lambda n: abs(n - stages))} would.')
 
 
-def check_rows(config: config_lib.ModelConfig, stages: int, rows: int, parts: int, where: str = 'a batch'):
-  """Raises UserError when the rows of a batch cannot be cut into microbatches that every device has a share of.
-
-  parts: devices that the rows are split over, mesh.data x mesh.fsdp.
-  """
-  M = config.microbatches or stages
-  if stages > 1 and rows % (M * parts):
-    unit, near = M * parts, max(round(rows / (M * parts)), 1) * M * parts
-    fits = [n for n in range(1, rows + 1) if rows % (n * parts) == 0]
-    other = f', or model.microbatches = {min(fits, key=lambda n: abs(n - M))}' if fits else ''
-    raise UserError(f'{rows} rows of {where} do not divide over {M} microbatches of a pipeline x {parts} devices; {near} '
-                    f'rows{other} would.')
+def parts(config: config_lib.ModelConfig, stages: int) -> int:
+  """M as the settings have it: a batch of training must be a multiple of it times what its rows are split over."""
+  return 1 if stages == 1 else config.microbatches or stages
 
 
-def microbatches(config: config_lib.ModelConfig, rows: int) -> int:
-  """M: as asked for, or the most that the rows allow (an evaluation may have few)."""
-  asked, parts = config.microbatches or mesh.size('stage'), math.prod(map(mesh.size, mesh.ROWS))
-  return math.gcd(asked, rows, max(rows // parts, 1))
+def _fitting(config: config_lib.ModelConfig, B: int) -> int:
+  """M for B rows: of fewer than in training, as an evaluation may have, the most that leaves every device some."""
+  return math.gcd(parts(config, mesh.size('stage')), B, max(B // math.prod(map(mesh.size, mesh.ROWS)), 1))
 
 
 def walk(config: config_lib.ModelConfig, trees: dict, x_BTD: jax.Array, ctx, step: Callable):
@@ -68,15 +57,15 @@ def walk(config: config_lib.ModelConfig, trees: dict, x_BTD: jax.Array, ctx, ste
     UserError: see `check`.
   """
   check(config, mesh.size('stage'))
-  (run,), M = layout.runs(config), microbatches(config, len(x_BTD))
+  (run,), M = layout.runs(config), _fitting(config, len(x_BTD))
   layers = trees[layout.run_name(run)], loop.varying(loop.run_factors(config, run))
   has_rows = jax.tree.map(lambda c: jnp.ndim(c) > 0 and len(c) > 1, ctx)
-  parts = jax.tree.map(lambda c, cut: _cut(c, M) if cut else c, ctx, has_rows)
+  ctx = jax.tree.map(lambda c, cut: _cut(c, M) if cut else c, ctx, has_rows)
   def apply(layers, x, i):
-    return loop.scan(config, run, layers, x, jax.tree.map(lambda c, cut: c[i] if cut else c, parts, has_rows), step)
+    return loop.scan(config, run, layers, x, jax.tree.map(lambda c, cut: c[i] if cut else c, ctx, has_rows), step)
   x_MBTD = mesh.constrain(_cut(x_BTD, M), (None, 'batch', 'seq', 'stream'))
   y_MBTD, kept = _staged(apply, layers, x_MBTD)
-  return _joined(y_MBTD), {layout.run_name(run): jax.tree.map(jax.vmap(_joined), kept)}
+  return _joined(y_MBTD), {layout.run_name(run): jax.tree.map(lambda v: _everywhere(jax.vmap(_joined)(v)), kept)}
 
 
 def _cut(v: jax.Array, M: int) -> jax.Array:
@@ -89,6 +78,11 @@ def _joined(v: jax.Array) -> jax.Array:
   return v.swapaxes(0, 1).reshape(-1, *v.shape[2:])
 
 
+def _everywhere(v: jax.Array) -> jax.Array:
+  """v [L, ...] on every stage: one transfer, where each reader of a layer would ask for its own."""
+  return jax.lax.with_sharding_constraint(v, PartitionSpec(None, *[PartitionSpec.UNCONSTRAINED] * (v.ndim - 1)))
+
+
 def _staged(apply: Callable, layers, x_MBTD: jax.Array):
   """M parts of a batch through all stages.
 
@@ -98,19 +92,21 @@ def _staged(apply: Callable, layers, x_MBTD: jax.Array):
   Returns (the last stream of every part [M, B / M, T, D], kept with two axes more in front, layers and parts).
   """
   S, M = mesh.size('stage'), len(x_MBTD)
-  def stage(number, layers, x_MBTD):
-    number = number[0]  # jax.lax.axis_index is not known where other axes are left to the partitioner
+  def stage(layers, x_1MBTD):
+    number = jax.lax.axis_index('stage')
     def tick(x, turn):
       t, entering = turn
-      # A stage without a part works on one that it knows: whatever zeros would do to a norm, none of this is read.
       y, kept = apply(layers, jnp.where(number == 0, entering, x), jnp.clip(t - number, 0, M - 1))
       return jax.lax.ppermute(y, 'stage', [(s, s + 1) for s in range(S - 1)]), (y, kept)
-    entering = jnp.pad(x_MBTD, [(0, S - 1)] + [(0, 0)] * (x_MBTD.ndim - 1), mode='edge')
-    _, found = jax.lax.scan(tick, x_MBTD[0], (jnp.arange(M + S - 1), entering))
+    # A stage without a part works on one that it knows: whatever zeros would do to a norm, none of this is read.
+    entering = jnp.concatenate([x_1MBTD[0], *[x_1MBTD[0, -1:]] * (S - 1)])
+    _, found = jax.lax.scan(tick, entering[0], (jnp.arange(M + S - 1), entering))
     y_MBTD, kept = jax.tree.map(lambda v: jax.lax.dynamic_slice_in_dim(v, number, M), found)
+    y_MBTD = jnp.where(number == S - 1, y_MBTD, jnp.zeros_like(y_MBTD))
     return y_MBTD[None], jax.tree.map(lambda v: v.swapaxes(0, 1), kept)
   # Without the check of what varies over stages, which kernels do not declare.
-  staged = jax.shard_map(stage, in_specs=(STAGE, STAGE, PartitionSpec()), out_specs=STAGE, axis_names={'stage'},
-                         check_vma=False)
-  y_SMBTD, kept = staged(np.arange(S), layers, x_MBTD)
-  return y_SMBTD[-1], kept
+  staged = jax.shard_map(stage, in_specs=STAGE, out_specs=STAGE, axis_names={'stage'}, check_vma=False)
+  y_SMBTD, kept = staged(layers, jax.lax.broadcast(x_MBTD, (S,)))
+  # Sums over stages, of this and of the gradient of x, are left to the partitioner: inside of shard_map XLA for CPUs
+  # fails on those of bfloat16.
+  return jax.lax.reduce(y_SMBTD, np.zeros((), y_SMBTD.dtype), jax.lax.add, (0,)), kept

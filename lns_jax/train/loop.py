@@ -15,9 +15,9 @@ from lns_jax import advice, files, sharding, shards
 from lns_jax.config import RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
-from lns_jax.layers import fp8, param
+from lns_jax.layers import param
 from lns_jax.models import layout, transformer
-from lns_jax.train import checkpoint, evaluate, init_from, log, mfu, nonfinite, resume, run_info
+from lns_jax.train import checkpoint, evaluate, init_from, log, mfu, nonfinite, profile, resume, run_info
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run, say
 
@@ -32,8 +32,6 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   for warning in advice.warnings(config):
     say(f'warning: {warning}')
   mesh = sharding.make_mesh(config.mesh)
-  if config.model.matmul == 'fp8':
-    fp8.check(mesh.devices.flat[0])
   sharding.check(config, mesh)
   resume.check_config(workdir, config)
   dataset = dataset_lib.open(config)
@@ -44,7 +42,7 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   if t.epochs:
     say(f'{t.epochs:g} epochs of {rows} rows are {steps} updates of {t.batch_size}; '
         f'{round(t.epochs * rows) - steps * t.batch_size} rows are left over.')
-  return Run(config, workdir, dataset, mesh, steps, step_lib.state_shardings(mesh, config, steps))
+  return Run(config, mesh, steps, step_lib.state_shardings(mesh, config, steps), workdir, dataset)
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -142,7 +140,8 @@ class Trainer:
     run, began = self.run, time.perf_counter()
     start = self.position['step']
     try:
-      with sharding.use(run.mesh), log.bar(run.steps, start, run.workdir.name or 'train') as self.bar:
+      with (sharding.use(run.mesh), log.bar(run.steps, start, run.workdir.name or 'train') as self.bar,
+            profile.Trace(run.config.profile.range, run.workdir) as self.trace):
         if start < run.steps:
           if start and self._due(run.config.eval.every, start):
             self.evaluate()  # the writer has dropped this step's, which a kill may have come before
@@ -164,8 +163,9 @@ class Trainer:
         read_threads=run.config.data.read_threads))
     self.clock = time.perf_counter()
     for step in range(start + 1, run.steps + 1):
-      batch = evaluate.place(run.mesh, next(batches))
-      self.state, metrics = self.train_step(self.state, batch)
+      with self.trace.step(step, self.state):
+        batch = evaluate.place(run.mesh, next(batches))
+        self.state, metrics = self.train_step(self.state, batch)
       self.newest = step, metrics['loss']
       if pending:
         self.read(*pending)

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from lns_jax.config import ModelConfig
+from lns_jax.train import chips
 
-# Dense bf16 TFLOP/s of one chip, from the vendors' pages, by JAX's device_kind.
-PEAK_TFLOPS = {'TPU v3': 123, 'TPU v4': 275, 'TPU v5 lite': 197, 'TPU v5e': 197, 'TPU v5p': 459, 'TPU v5': 459,
-               'TPU v6 lite': 918, 'TPU v6e': 918, 'NVIDIA H100': 989, 'NVIDIA H200': 989, 'NVIDIA A100': 312}
+# Dense bf16 TFLOP/s of one device, from the vendors' pages, by JAX's device_kind.
+PEAK_TFLOPS = {kind: chip.tflops for chip in chips.CHIPS.values() for kind in chip.kinds} | {
+    'TPU v3': 123, 'NVIDIA H100': 989, 'NVIDIA H200': 989, 'NVIDIA A100': 312}
 
 
 def visible_keys(config: ModelConfig, T: int) -> float:

@@ -31,18 +31,16 @@ def release_compiler_memory():
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-  """Settings, folder, data, mesh, length, and the sharding of every leaf of the state."""
+class Program:
+  """Settings, mesh, length, and the sharding of every leaf of the state: what the compiled steps of a run depend on."""
 
   config: RunConfig
-  workdir: pathlib.Path
-  dataset: typing.Any
   mesh: jax.sharding.Mesh
   steps: int
   shardings: step_lib.TrainState
 
-  def canonical(self) -> 'Run':
-    """The same run with the unrolled layout, in which checkpoints are written."""
+  def canonical(self) -> typing.Self:
+    """The same with the unrolled layout, in which checkpoints are written."""
     config = config_lib.changed(self.config, {'model': {'loop': 'unrolled'}})
     return dataclasses.replace(
         self, config=config, shardings=step_lib.state_shardings(self.mesh, config, self.steps))
@@ -52,6 +50,39 @@ class Run:
     shapes = step_lib.shapes(self.config, self.steps)
     return jax.tree.map(
         lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, self.shardings)
+
+  def abstract_batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, types and shardings of a batch of training."""
+    where, row = sharding.batch(self.mesh), transformer.family(self.config.model).row_shapes(
+        self.config.model, self.config.data.seq_len)
+    return {k: jax.ShapeDtypeStruct((rows, *r.shape), r.dtype, sharding=where) for k, r in row.items()}
+
+  def lower_train_step(self):
+    """(state, batch) -> (state, metrics), traced and lowered."""
+    where = sharding.batch(self.mesh)
+    jitted = jax.jit(
+        step_lib.make_train_step(self.config, self.steps), donate_argnums=0,
+        in_shardings=(self.shardings, where), out_shardings=(self.shardings, sharding.replicated(self.mesh)))
+    with sharding.use(self.mesh):
+      return jitted.lower(self.abstract_state(), self.abstract_batch(self.config.train.batch_size))
+
+  def compile_train_step(self):
+    """The compiled train step, ahead of time, so that a failure comes early."""
+    compiled = self.lower_train_step().compile()
+    release_compiler_memory()
+    return compiled
+
+  def eval_step(self):
+    """Jitted evaluation of a batch, see `lns_jax.train.evaluate`."""
+    return evaluate.make_eval_step(self.config.model, self.mesh, self.shardings.params)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(Program):
+  """A program with its folder and data, and how its state comes to be."""
+
+  workdir: pathlib.Path
+  dataset: typing.Any
 
   def fresh_state(self) -> step_lib.TrainState:
     """The initial state, sharded. Where the scheme's start depends on data, the run's first rows are read."""
@@ -66,21 +97,3 @@ class Run:
       batch = evaluate.place(self.mesh, rows)
     with sharding.use(self.mesh):
       return jax.jit(lambda b: step_lib.init_state(c, self.steps, b), out_shardings=self.shardings)(batch)
-
-  def compile_train_step(self):
-    """Compiled (state, batch) -> (state, metrics), ahead of time, so that a failure comes early."""
-    where = sharding.batch(self.mesh)
-    B, rows = self.config.train.batch_size, transformer.family(self.config.model).row_shapes(
-        self.config.model, self.config.data.seq_len)
-    batch = {k: jax.ShapeDtypeStruct((B, *row.shape), row.dtype, sharding=where) for k, row in rows.items()}
-    jitted = jax.jit(
-        step_lib.make_train_step(self.config, self.steps), donate_argnums=0,
-        in_shardings=(self.shardings, where), out_shardings=(self.shardings, sharding.replicated(self.mesh)))
-    with sharding.use(self.mesh):
-      compiled = jitted.lower(self.abstract_state(), batch).compile()
-    release_compiler_memory()
-    return compiled
-
-  def eval_step(self):
-    """Jitted evaluation of a batch, see `lns_jax.train.evaluate`."""
-    return evaluate.make_eval_step(self.config.model, self.mesh, self.shardings.params)

@@ -1,0 +1,199 @@
+"""Compiles the steps of a run for a TPU topology, on a machine without one, and reads off what they would take there.
+
+Nothing is run and no data are opened: the numbers are the compiler's, or are counted in the program that it made.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import re
+import sys
+import threading
+import time
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from lns_jax import config as config_lib
+from lns_jax import host, sharding, shards
+from lns_jax.config import RunConfig
+from lns_jax.errors import UserError
+from lns_jax.train import chips, costs, evaluate, fit, hlo, init_from, mfu, roofline, table
+from lns_jax.train import step as step_lib
+from lns_jax.train.run import Program, say
+
+NEVER_RUN = 'compiled, never run'
+
+
+def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval: bool = True,
+                suggest: bool = True) -> dict[str, Any]:
+  """Compiles the train step, and the evaluation step, of a run for a topology.
+
+  Args:
+    topology: 'v5e:4x4' and the like, of one slice.
+    slices: of a pod; 0: as mesh.slices says, else one.
+    suggest: whether, when the train step does not fit, changed settings are compiled until one does.
+
+  Returns:
+    of the train step {'hbm_bytes_per_chip', 'hbm_limit', 'fits', 'argument_bytes', 'temp_bytes', 'output_bytes' (beside
+    the arguments), 'code_bytes', 'host_bytes', 'flops' (of the program on a chip, loops by their turns), 'kernel_flops'
+    (the part of it that is by formula), 'model_flops' (of all chips, as `train.mfu` counts), 'bytes' (of main memory,
+    loops by their turns), 'compiler_flops', 'compiler_bytes' (the compiler's own counts, a loop's body once),
+    'collectives' {kind: {'count', 'bytes'}}, 'fusions', 'not_counted' (kernels of unknown FLOPs, loops of unknown
+    length), 'roofline' {as of `train.roofline`, 'mfu', 'tokens_per_second'}, 'compile_seconds'}; of what was compiled
+    {'topology', 'chips', 'slices'}; 'eval' (as of the train step), 'suggestion' (a list of flags; None when it fits or
+    nothing was found), 'status', 'seconds'. Bytes and FLOPs are of one device. Where the compiler refuses for want of
+    memory its own figures alone are there.
+
+  Raises:
+    UserError: topology, mesh or batch are not possible, or libtpu cannot be loaded.
+  """
+  start = time.perf_counter()
+  slices = slices or config.mesh.slices or 1
+  target = Target.of(topology, slices)
+  config = for_tpu(config, slices)
+  program = target.program(config)
+  say(f'{topology}: {len(target.devices)} x {target.devices[0].device_kind}; {NEVER_RUN}.')
+  result = target.compile(program, with_eval)
+  found = None
+  if not result['fits'] and suggest:
+    found = fit.nearest(config, lambda c: target.compile(target.program(c), False), target.smallest)
+  result |= {'topology': topology, 'chips': len(target.devices), 'slices': slices, 'suggestion': found,
+             'status': NEVER_RUN, 'seconds': time.perf_counter() - start}
+  say(table.of(result))
+  return result
+
+
+def for_tpu(config: RunConfig, slices: int) -> RunConfig:
+  """The config as a run on a TPU resolves it: precision `auto` is bfloat16 there, whatever this machine is."""
+  config = init_from.with_its_layers(config)
+  precision = 'bfloat16' if config.model.precision == 'auto' else config.model.precision
+  return config_lib.changed(config, {'model': {'precision': precision}, 'mesh': {'slices': slices}})
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """A topology: its chip and its devices."""
+
+  chip: chips.Chip
+  devices: tuple[Any, ...]
+
+  @classmethod
+  def of(cls, topology: str, slices: int = 1) -> 'Target':
+    """Raises UserError for a topology that is not lent, or without libtpu."""
+    name, shape = chips.parse(topology)
+    chip = chips.CHIPS[name]
+    options = dict(chip.options) | ({'num_slices': slices} if slices > 1 else {})
+    if min(shape) < 2:  # libtpu takes a host to have 2 x 2 chips
+      options['chips_per_host_bounds'] = (*shape, 1, 1)[:3]
+    try:
+      with host.without_stderr():
+        found = topologies.get_topology_desc(
+            platform='tpu', topology_name=f'{chip.library or name}:{"x".join(map(str, shape))}', **options)
+    except jax.errors.JaxRuntimeError as e:
+      raise UserError(f'libtpu does not give --topology={topology}: {str(e).splitlines()[0]}') from None
+    return cls(chip, tuple(found.devices))
+
+  def program(self, config: RunConfig) -> Program:
+    """The run's program on these devices. Raises UserError when mesh or batch do not divide over them."""
+    mesh = sharding.make_mesh(config.mesh, list(self.devices))
+    sharding.check(config, mesh)
+    steps = config_lib.num_steps(config, num_rows=10**9)  # the rows of a data set that is not opened
+    return Program(config, mesh, steps, step_lib.state_shardings(mesh, config, steps))
+
+  def smallest(self, config: RunConfig) -> int:
+    """Bytes of the state on one device, which no setting but the mesh changes."""
+    return sum(row.held for row in shards.rows(self.program(config).abstract_state()))
+
+  def compile(self, program: Program, with_eval: bool) -> dict[str, Any]:
+    """Compiles, both steps side by side, and reads. Returns as of `compile_for`."""
+    c, mesh = program.config, program.mesh
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+      with alive('compiling' + (' both steps' if with_eval else '')):
+        train = pool.submit(_compiled, program.lower_train_step())
+        evaluation = pool.submit(_compiled, lower_eval_step(program)) if with_eval else None
+        concurrent.futures.wait([f for f in (train, evaluation) if f])
+    flops = mfu.flops_per_token(c.model, c.row_tokens) * c.row_tokens
+    rows = evaluate.batch_size(mesh, c.eval.batch_size or c.train.batch_size)
+    result = self.read(program, *train.result(), flops * c.train.batch_size, c.row_tokens * c.train.batch_size)
+    if evaluation:  # forward alone: a third
+      result['eval'] = self.read(program, *evaluation.result(), flops / 3 * rows, c.row_tokens * rows)
+    return result
+
+  def read(self, program: Program, compiled, seconds: float, model_flops: float, tokens: int) -> dict[str, Any]:
+    """What a compiled step is and takes, or why it was refused."""
+    limit = self.chip.hbm
+    if isinstance(compiled, OutOfMemory):
+      return {'hbm_bytes_per_chip': compiled.needed, 'hbm_limit': limit, 'fits': False, 'refusal': str(compiled),
+              'compile_seconds': seconds}
+    memory, counted = compiled.memory_analysis(), compiled.cost_analysis()
+    text = hlo.parse(compiled.as_text())
+    config, mesh = program.config, program.mesh
+    slice_of = [getattr(d, 'slice_index', None) or 0 for d in mesh.devices.flat]
+    done = roofline.work(text, self.chip, mfu.visible_keys(config.model, config.row_tokens), slice_of)
+    times = roofline.estimate(done, self.chip)
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    total = (memory.argument_size_in_bytes + memory.temp_size_in_bytes + new + memory.generated_code_size_in_bytes)
+    return {
+        'hbm_bytes_per_chip': total, 'hbm_limit': limit, 'fits': total <= limit,
+        'argument_bytes': memory.argument_size_in_bytes, 'temp_bytes': memory.temp_size_in_bytes, 'output_bytes': new,
+        'code_bytes': memory.generated_code_size_in_bytes,
+        'host_bytes': memory.host_temp_size_in_bytes + memory.host_argument_size_in_bytes,
+        'flops': done.flops, 'kernel_flops': done.kernel_flops, 'model_flops': model_flops, 'bytes': done.hbm_bytes,
+        'compiler_flops': counted['flops'], 'compiler_bytes': counted['bytes accessed'],
+        'collectives': costs.by_kind(costs.collectives(text, mesh.size)),
+        'fusions': sum(i.opcode == 'fusion' for c in text.computations.values() for i in c.values()),
+        'not_counted': list(done.unknown),
+        'roofline': times | roofline.speed(model_flops, tokens, mesh.size, self.chip, times['step_seconds']),
+        'compile_seconds': seconds}
+
+
+def lower_eval_step(program: Program):
+  """The evaluation step of a batch, traced and lowered."""
+  c = program.config
+  batch = program.abstract_batch(evaluate.batch_size(program.mesh, c.eval.batch_size or c.train.batch_size))
+  if c.model.reads_text:  # evaluation counts the bytes of text, too
+    batch['bytes'] = batch['targets']
+  state = program.abstract_state()
+  with sharding.use(program.mesh):
+    return program.eval_step().lower(state.params, batch, state.step)
+
+
+class OutOfMemory(Exception):
+  """The compiler's refusal of a program that needs more memory than a chip has."""
+
+  def __init__(self, text: str):
+    super().__init__(text.splitlines()[0])
+    found = re.search(r'Used ([\d.]+)([KMGT]?) of|\(([\d.]+)([KMGT]?)\) exceeds', text)
+    number, unit = (found[1] or found[3], found[2] or found[4]) if found else ('nan', '')
+    self.needed = float(number) * 1024 ** ' KMGT'.index(unit or ' ')
+
+
+def _compiled(lowered) -> tuple[Any, float]:
+  """(compiled, or why there is not enough memory; seconds)."""
+  start = time.perf_counter()
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as e:
+    if 'RESOURCE_EXHAUSTED' not in str(e):
+      raise
+    compiled = OutOfMemory(str(e))
+  return compiled, time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def alive(what: str, every: float = 5.0):
+  """Says on stderr, in one line, for how long something has been at work that tells nothing itself."""
+  over, start = threading.Event(), time.perf_counter()
+  def tick():
+    while not over.wait(every):
+      print(f'\r{what}: {time.perf_counter() - start:.0f} s', end='', file=sys.stderr, flush=True)
+  thread = threading.Thread(target=tick, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    over.set()
+    thread.join()
+    print(f'\r{what}: {time.perf_counter() - start:.0f} s', file=sys.stderr, flush=True)

@@ -1,0 +1,51 @@
+"""The result of `compile_tpu` as lines for a reader."""
+
+from lns_jax.train import roofline
+
+
+def of(result: dict) -> str:
+  """The table that the command prints."""
+  lines = [f"{result['chips']} chips of {result['topology']}, {result['status']}", *_memory(result)]
+  if 'flops' in result:
+    lines += _step(result)
+  if 'flops' in result.get('eval', {}):
+    e = result['eval']
+    lines.append(f"evaluation   {_giga(e['hbm_bytes_per_chip'])} GB a chip, "
+                 f"{1e3 * e['roofline']['step_seconds']:.1f} ms a batch at best")
+  elif 'eval' in result:
+    lines += ['evaluation', *_memory(result['eval'])]
+  if not result['fits']:
+    lines.append('does not fit; ' + (f"add {' '.join(result['suggestion'])}" if result['suggestion'] else
+                                     'no smaller setting was found or sought: take more chips or a larger one.'))
+  return '\n'.join(lines)
+
+
+def _giga(n: float) -> str:
+  return f'{n / 1e9:.2f}'
+
+
+def _memory(r: dict) -> list[str]:
+  head = f"memory       {_giga(r['hbm_bytes_per_chip'])} of {_giga(r['hbm_limit'])} GB a chip: " \
+         f"{'fits' if r['fits'] else 'too much'}"
+  if 'refusal' in r:
+    return [head, f"             {r['refusal']}"]
+  parts = ('argument', 'temp', 'output', 'code')
+  return [head, '             ' + ', '.join(f"{p} {_giga(r[f'{p}_bytes'])}" for p in parts)
+          + (f", and {_giga(r['host_bytes'])} GB of the host" if r['host_bytes'] else '')]
+
+
+def _step(r: dict) -> list[str]:
+  t = r['roofline']
+  lines = [f"FLOPs        {r['flops'] / 1e12:.3f} T a chip (kernels by formula {r['kernel_flops'] / 1e12:.3f}); "
+           f"the model's own {r['model_flops'] / r['chips'] / 1e12:.3f}",
+           f"bytes        {_giga(r['bytes'])} GB of main memory a chip; {r['fusions']} fusions",
+           *(f"{kind:<20} {c['count']:>6} x, {_giga(c['bytes'])} GB a chip"
+             for kind, c in sorted(r['collectives'].items())),
+           f"time         compute {1e3 * t['compute_seconds']:.1f}, memory {1e3 * t['memory_seconds']:.1f}, links "
+           f"{1e3 * t['ici_seconds']:.1f}, other slices {1e3 * t['dcn_seconds']:.1f} ms",
+           f"step         {1e3 * t['step_seconds']:.1f} ms at best ({1e3 * t['serial_seconds']:.1f} if nothing hides "
+           f"behind anything): MFU {t['mfu']:.1%}, {t['tokens_per_second']:,.0f} tokens/s",
+           f'             {roofline.FORMULA}']
+  if r['not_counted']:
+    lines.append(f"not counted  {', '.join(r['not_counted'])}")
+  return [*lines, f"compiled     in {r['compile_seconds']:.0f} s"]

@@ -1,0 +1,82 @@
+"""The command that compiles for a pod, with libtpu where it is installed."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec('libtpu') is None,
+                                  reason="libtpu is not installed: pip install 'lns_jax[tpu]'")
+# As small as it gets: the compiler takes most of its time for what does not depend on sizes.
+SMALL = ('--config=quickstart:tiny', '--config.train.batch_size=8', '--config.train.layer_stats_every=0')
+
+
+def command(*arguments, script='compile_for_tpu', timeout=600):
+  kept = {k: v for k, v in os.environ.items() if k not in ('XLA_FLAGS', 'JAX_PLATFORMS')}
+  return subprocess.run([sys.executable, str(ROOT / f'experiments/{script}.py'), *arguments], capture_output=True,
+                        text=True, timeout=timeout, env=kept, cwd='/')
+
+
+@pytest.mark.parametrize('topology, words', [('v5e:4x3', ['v5e:4x4']), ('v9:2x2', ["'v9'", 'v5e'])])
+def test_an_unknown_topology_is_one_sentence(topology, words):
+  run = command(*SMALL, f'--topology={topology}')
+  assert run.returncode == 1 and run.stdout == '' and run.stderr.count('\n') == 1
+  assert all(w in run.stderr for w in ['error: ', *words]), run.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is not None, reason='libtpu is installed')
+def test_without_libtpu_one_sentence_says_how_to_get_it():
+  run = command(*SMALL, '--topology=v5e:2x2')
+  assert run.returncode == 1 and run.stdout == '' and run.stderr.count('\n') == 1
+  assert "pip install 'lns_jax[tpu]'" in run.stderr
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_both_steps_of_a_small_run_compile_and_pre_and_lns_cost_the_same():
+  """FLOPs beyond multiplications of gains, fusions, bytes within 0.6 %."""
+  found = {}
+  for scheme in ('pre', 'lns'):
+    run = command(*SMALL, '--topology=v5e:2x2', f'--config.model.scheme={scheme}')
+    assert run.returncode == 0, run.stderr
+    assert 'compiled, never run' in run.stderr and 'E0000' not in run.stderr and 'WARNING' not in run.stderr
+    found[scheme] = json.loads(run.stdout.splitlines()[-1])
+  pre, lns = found['pre'], found['lns']
+  assert pre['fits'] and pre['chips'] == 4 and pre['status'] == 'compiled, never run' and pre['not_counted'] == []
+  parts = ('argument', 'temp', 'output', 'code')
+  assert pre['hbm_bytes_per_chip'] == sum(pre[f'{p}_bytes'] for p in parts) < pre['hbm_limit'] == 15.75 * 2**30
+  # Parameters and two moments in float32, whole on each chip, and the rows; by hand: V D twice, four layers, gains.
+  D, F, V, L = 32, 64, 512, 4
+  state = 3 * 4 * (2 * V * D + L * (4 * D * D + 3 * D * F + 2 * D) + D)
+  assert state <= pre['argument_bytes'] <= 1.5 * state
+  assert pre['eval']['fits'] and 0 < pre['eval']['flops'] < pre['flops'] / 2
+  assert pre['collectives']['all-reduce']['bytes'] >= state / 3 / 4 * 2  # gradients, in bfloat16 at least
+  assert lns['flops'] == pre['flops'] and lns['fusions'] <= pre['fusions']
+  assert abs(lns['compiler_flops'] - pre['compiler_flops']) <= 50 * D * (2 * L + 1)
+  assert lns['bytes'] == pytest.approx(pre['bytes'], rel=0.006)
+  assert lns['compiler_bytes'] == pytest.approx(pre['compiler_bytes'], rel=0.006)
+  assert lns['temp_bytes'] == pytest.approx(pre['temp_bytes'], rel=0.006)
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_what_does_not_fit_is_told_with_a_setting_that_does():
+  run = command('--config=quickstart:tiny', '--topology=v5e:1x1', '--noeval', '--config.train.batch_size=16',
+                '--config.data.seq_len=8192', '--config.model.attention=xla', '--config.model.vocab_size=64')
+  found = json.loads(run.stdout.splitlines()[-1])
+  assert run.returncode == 0 and not found['fits'] and found['hbm_bytes_per_chip'] > found['hbm_limit']
+  assert found['suggestion'] and ' '.join(found['suggestion']) in run.stderr
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_other_commands_are_quiet_beside_libtpu(tmp_path):
+  run = command('--config=quickstart', '--config.mesh.data=7', f'--workdir={tmp_path}', script='pretrain')
+  assert run.returncode == 1 and run.stderr.startswith('error: mesh sizes') and run.stderr.count('\n') == 1
+  run = command('--help', script='quickstart')
+  assert run.returncode == 0 and run.stderr == ''

@@ -1,0 +1,131 @@
+"""An estimate by hand numbers, the table of chips, and what is tried when a run does not fit."""
+
+import pytest
+
+from lns_jax import config as config_lib
+from lns_jax.errors import UserError
+from lns_jax.train import chips, fit, hlo, mfu, roofline
+
+# 100 TFLOP/s, 1 TB/s, 100 GB/s to its slice and 10 GB/s to others.
+CHIP = chips.Chip(('none',), 100, 1e9, 1e12, 100e9, 10e9, 2, 4)
+# Three turns of a product of 2 x 1e12 FLOPs on 3e8 bytes and a sum of 4e8; then a copy of 4e8 bytes to and fro.
+PROGRAM = hlo.parse("""HloModule m
+%body (p: (s32[], f32[10000,10000])) -> (s32[], f32[10000,10000]) {
+  %p = (s32[], f32[10000,10000]) parameter(0)
+  %i = s32[]{:S(2)} get-tuple-element(%p), index=0
+  %x = f32[10000,10000] get-tuple-element(%p), index=1
+  %y = f32[10000,10000] dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %z = f32[10000,10000]{1,0:S(1)} all-reduce(%y), replica_groups={{0,1},{2,3}}, channel_id=1, to_apply=%add
+  ROOT %t = (s32[], f32[10000,10000]) tuple(%i, %z)
+}
+%cond (q: (s32[], f32[10000,10000])) -> pred[] {
+  %q = (s32[], f32[10000,10000]) parameter(0)
+  ROOT %c = pred[]{:S(2)} constant(false)
+}
+ENTRY %main (a: f32[10000,10000]) -> f32[10000,10000] {
+  %a = f32[10000,10000] parameter(0)
+  %n = s32[]{:S(2)} constant(0)
+  %s = (s32[], f32[10000,10000]) tuple(%n, %a)
+  %w = (s32[], f32[10000,10000]) while(%s), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %o = f32[10000,10000] get-tuple-element(%w), index=1
+  ROOT %r = f32[10000,10000] copy(%o)
+}
+""")
+
+
+@pytest.mark.parametrize('slices, ici, dcn', [([0, 0, 0, 0], 12e8, 0), ([0, 0, 1, 1], 12e8, 0), ([0, 1, 0, 1], 0, 12e8)])
+def test_an_estimate_by_hand(slices, ici, dcn):
+  done = roofline.work(PROGRAM, CHIP, 1.0, slices)
+  assert done.flops == 3 * 2e12 and done.unknown == ()
+  moved = 3 * (3 * 4e8 + 4e8) + 2 * 4e8  # the sum's result stays in vector memory
+  assert done.hbm_bytes == moved
+  assert (done.ici_bytes, done.dcn_bytes) == (ici, dcn)  # twice a half of 4e8, three times
+  times = roofline.estimate(done, CHIP)
+  # A product takes 0.02 s to compute and 0.0012 to move, a sum moves 4e8 bytes, the copy 8e8.
+  busy, network = 3 * (0.02 + 4e-4) + 8e-4, ici / 100e9 + dcn / 10e9
+  assert times['busy_seconds'] == pytest.approx(busy)
+  assert times['compute_seconds'] == pytest.approx(0.06) and times['memory_seconds'] == pytest.approx(moved / 1e12)
+  assert times['step_seconds'] == pytest.approx(max(busy, network))
+  assert times['serial_seconds'] == pytest.approx(busy + network)
+
+
+def test_speed_is_of_all_chips():
+  found = roofline.speed(model_flops=8e12, tokens=4096, chips=4, chip=CHIP, seconds=0.1)
+  assert found == {'mfu': pytest.approx(8e12 / (4 * 1e14 * 0.1)), 'tokens_per_second': pytest.approx(40960)}
+
+
+KERNEL = """HloModule m
+ENTRY %main (q: bf16[2,4,512,64]) -> bf16[2,4,512,64] {{
+  %q = bf16[2,4,512,64] parameter(0)
+  ROOT %{name}.3 = (f32[2,512,128], bf16[2,4,512,64], f32[2,4,512,128]) custom-call(%q), custom_call_target="tpu_custom_call"
+}}
+"""
+
+
+@pytest.mark.parametrize('name, products', [('splash_mha_fwd_residuals', 2), ('splash_mha_dq_x', 3), ('splash_mha_dkv', 4)])
+def test_a_kernel_counts_its_products_with_the_keys_that_a_query_sees(name, products):
+  done = roofline.work(hlo.parse(KERNEL.format(name=name)), CHIP, 256.5, [0])
+  assert done.flops == done.kernel_flops == products * 2 * (2 * 4 * 512) * 256.5 * 64
+
+
+def test_an_unknown_kernel_is_named():
+  done = roofline.work(hlo.parse(KERNEL.format(name='other')), CHIP, 1.0, [0])
+  assert done.flops == 0 and done.unknown == ('other.3',)
+
+
+@pytest.mark.parametrize('topology, shape', [('v5e:4x4', (4, 4)), ('v5p:2x2x1', (2, 2, 1)), ('v4:4x4x8', (4, 4, 8)),
+                                             ('v6e:16x16', (16, 16)), ('v7x:4x4x4', (4, 4, 4)), ('v5e:1x1', (1, 1))])
+def test_topologies_are_those_that_are_lent(topology, shape):
+  assert chips.parse(topology) == (topology.partition(':')[0], shape)
+
+
+@pytest.mark.parametrize('topology, words', [
+    ('v5e:4x3', ['v5e:4x4', 'v5e:2x4']), ('v5e:4x2', ['v5e:2x4']), ('v5e:32x32', ['v5e:16x16']),
+    ('v5f:4x4', ["'v5f'", "'v5p'", 'v6e']), ('v5e-16', ["'v5e-16'", 'v5e']), ('v5p:4x4', ['v5p:2x2x4']),
+    ('v5e', ['v5e:1x1']), ('v4:99999999999x1', ['v4:'])])
+def test_another_topology_is_refused_with_the_nearest(topology, words):
+  with pytest.raises(UserError) as error:
+    chips.parse(topology)
+  assert all(w in str(error.value) for w in words), error.value
+
+
+def test_the_peaks_of_chips_are_those_that_training_counts_with():
+  for chip in chips.CHIPS.values():
+    for kind in chip.kinds:
+      found = next(peak for name, peak in mfu.PEAK_TFLOPS.items() if kind.startswith(name))
+      assert found == chip.tflops, kind
+
+
+RUN = config_lib.RunConfig(train=config_lib.TrainConfig(steps=1, batch_size=4))
+
+
+def changed(remat='none', data=-1, fsdp=1, accumulation=1):
+  return config_lib.changed(RUN, {'model': {'remat': remat}, 'mesh': {'data': data, 'fsdp': fsdp},
+                                  'train': {'accumulation': accumulation}})
+
+
+def test_what_is_tried_goes_from_remat_over_fsdp_to_accumulation():
+  tried = [config_lib.changed(RUN, c) for c in fit.steps(RUN)]
+  assert tried == [changed('names'), changed('full'), changed('full', 1, -1), changed('full', 1, -1, 2),
+                   changed('full', 1, -1, 4)]
+  offloads = changed('offload', 1, -1)
+  assert [config_lib.changed(offloads, c) for c in fit.steps(offloads)] == [
+      changed('offload', 1, -1, 2), changed('offload', 1, -1, 4)]
+
+
+@pytest.mark.parametrize('fits, flags', [
+    (changed('names'), ['--config.model.remat=names']),
+    (changed('full', 1, -1), ['--config.model.remat=full', '--config.mesh.data=1', '--config.mesh.fsdp=-1']),
+    (None, None)])
+def test_the_first_that_fits_is_named_by_its_flags(fits, flags):
+  compile = lambda c: {'fits': c == fits, 'hbm_limit': 10}
+  assert fit.nearest(RUN, compile, smallest=lambda c: 5) == flags
+
+
+def test_where_the_state_alone_is_too_large_nothing_is_compiled():
+  compiled = []
+  def compile(c):
+    compiled.append(c)
+    return {'fits': c.mesh.fsdp == -1, 'hbm_limit': 10}
+  found = fit.nearest(RUN, compile, smallest=lambda c: 20 if c.mesh.fsdp == 1 else 5)
+  assert found[-1] == '--config.mesh.fsdp=-1' and len(compiled) <= 2
