@@ -14,6 +14,9 @@ from lns_jax.layers import param, rope, splash
 from lns_jax.layers.norms import Norm, times, wide
 
 
+LONG = 1024  # tokens of rows whose scores are worth a larger program
+
+
 class Past(typing.NamedTuple):
   """Where tokens stand that continue cached rows, see `lns_jax.models.decode`."""
 
@@ -137,9 +140,24 @@ def attend(q_BTHh: jax.Array, k_BSKh: jax.Array, v_BSKh: jax.Array, mask_BTS: ja
   scores = jnp.einsum('BTKGh,BSKh->BKGTS', q_BTKGh, k_BSKh, precision=precision,
                       preferred_element_type=wide(q_BTHh))
   scores = jnp.where(mask_BTS[:, None, None], scores, jnp.finfo(scores.dtype).min)
-  weights = jax.nn.softmax(scores, axis=-1).astype(q_BTHh.dtype)
-  heads_BTKGh = jnp.einsum('BKGTS,BSKh->BTKGh', weights, v_BSKh, precision=precision)
-  return checkpoint_name(heads_BTKGh.reshape(B, T, H, h), 'heads')
+  # Divided behind the product: the gradient of the divisor is then a sum over h, not another pass over the scores.
+  weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+  total_BTKG1 = jnp.sum(weights, axis=-1).transpose(0, 3, 1, 2)[..., None]
+  heads_BTKGh = jnp.einsum('BKGTS,BSKh->BTKGh', weights.astype(q_BTHh.dtype), v_BSKh, precision=precision,
+                           preferred_element_type=wide(q_BTHh)) / total_BTKG1
+  return heads_BTKGh.reshape(B, T, H, h).astype(q_BTHh.dtype)
+
+
+def attend_behind(q_BTHh: jax.Array, k_BTKh: jax.Array, v_BTKh: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+  """`attend` where no query sees a key behind it: in four parts of long rows, each with the keys that it may see.
+
+  Three eighths of the scores are not computed, and a quarter of them at most exists at a time.
+  """
+  T = q_BTHh.shape[1]
+  part = T // 4 if T >= LONG and T % 4 == 0 and mesh.size('sequence') == 1 else T
+  found = [attend(q_BTHh[:, i:i + part], k_BTKh[:, :i + part], v_BTKh[:, :i + part], mask_BTS[:, i:i + part, :i + part])
+           for i in range(0, T, part)]
+  return jnp.concatenate(found, axis=1)
 
 
 def chosen(config: config_lib.ModelConfig, ctx: Context, layer: int, q_BTHh: jax.Array, k_BSKh: jax.Array,
@@ -156,7 +174,9 @@ def chosen(config: config_lib.ModelConfig, ctx: Context, layer: int, q_BTHh: jax
       k_BSKh, v_BSKh = (mesh.constrain(x, ('batch', axis, 'kv_heads', 'head_dim')) for x in (k_BSKh, v_BSKh))
   if ctx.past is None and splash.choose(config, T, mesh.platform(), q_BTHh.dtype)[0] == 'splash':
     return splash.attend(config, layer, q_BTHh, k_BSKh, v_BSKh, parts(config, ctx, layer))
-  return attend(q_BTHh, k_BSKh, v_BSKh, mask(config, ctx, T, layer, k_BSKh.shape[1]))
+  products = attend_behind if config.causal and ctx.past is None else attend
+  heads_BTHh = products(q_BTHh, k_BSKh, v_BSKh, mask(config, ctx, T, layer, k_BSKh.shape[1]))
+  return checkpoint_name(heads_BTHh, 'heads')
 
 
 class Attention(nn.Module):
