@@ -1,5 +1,6 @@
 """Self-attention with rotary positions or none, grouped keys, and a mask by document, past and window."""
 
+import functools
 import typing
 
 import flax.linen as nn
@@ -140,12 +141,27 @@ def attend(q_BTHh: jax.Array, k_BSKh: jax.Array, v_BSKh: jax.Array, mask_BTS: ja
   scores = jnp.einsum('BTKGh,BSKh->BKGTS', q_BTKGh, k_BSKh, precision=precision,
                       preferred_element_type=wide(q_BTHh))
   scores = jnp.where(mask_BTS[:, None, None], scores, jnp.finfo(scores.dtype).min)
-  # Divided behind the product: the gradient of the divisor is then a sum over h, not another pass over the scores.
   weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
-  total_BTKG1 = jnp.sum(weights, axis=-1).transpose(0, 3, 1, 2)[..., None]
-  heads_BTKGh = jnp.einsum('BKGTS,BSKh->BTKGh', weights.astype(q_BTHh.dtype), v_BSKh, precision=precision,
-                           preferred_element_type=wide(q_BTHh)) / total_BTKG1
-  return heads_BTKGh.reshape(B, T, H, h).astype(q_BTHh.dtype)
+  total_BTH1 = jnp.sum(weights, axis=-1).transpose(0, 3, 1, 2).reshape(B, T, H, 1)
+  sums_BTKGh = jnp.einsum('BKGTS,BSKh->BTKGh', weights.astype(q_BTHh.dtype), v_BSKh, precision=precision,
+                          preferred_element_type=wide(q_BTHh))
+  return over(sums_BTKGh.reshape(B, T, H, h), total_BTH1, q_BTHh.dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def over(x: jax.Array, total: jax.Array, dtype) -> jax.Array:
+  """x / total in `dtype`: the weighted mean of values. Its derivative is made of itself, which is kept for remat.
+
+  Divided behind the product with the values, so that the gradient of the divisor is no pass over the scores.
+  """
+  return (x / total).astype(dtype)
+
+
+@over.defjvp
+def _(dtype, primals, tangents):
+  (x, total), (dx, dtotal) = primals, tangents
+  y = checkpoint_name(over(x, total, dtype), 'heads')
+  return y, ((dx - y * dtotal) / total).astype(dtype)
 
 
 def attend_behind(q_BTHh: jax.Array, k_BTKh: jax.Array, v_BTKh: jax.Array, mask_BTS: jax.Array) -> jax.Array:
@@ -175,8 +191,7 @@ def chosen(config: config_lib.ModelConfig, ctx: Context, layer: int, q_BTHh: jax
   if ctx.past is None and splash.choose(config, T, mesh.platform(), q_BTHh.dtype)[0] == 'splash':
     return splash.attend(config, layer, q_BTHh, k_BSKh, v_BSKh, parts(config, ctx, layer))
   products = attend_behind if config.causal and ctx.past is None else attend
-  heads_BTHh = products(q_BTHh, k_BSKh, v_BSKh, mask(config, ctx, T, layer, k_BSKh.shape[1]))
-  return checkpoint_name(heads_BTHh, 'heads')
+  return products(q_BTHh, k_BSKh, v_BSKh, mask(config, ctx, T, layer, k_BSKh.shape[1]))
 
 
 class Attention(nn.Module):

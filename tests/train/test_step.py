@@ -227,7 +227,7 @@ def test_a_run_takes_the_loss_in_chunks_and_the_same_step(precision, sizes, tole
     results, programs = [], []
     for chunk in (-1, 0):
       c = dataclasses.replace(config, train=dataclasses.replace(config.train, loss_chunk=chunk))
-      r = Run(c, pathlib.Path(), None, mesh, STEPS, step_lib.state_shardings(mesh, c, STEPS))
+      r = Run(c, mesh, STEPS, step_lib.state_shardings(mesh, c, STEPS), pathlib.Path(), None)
       programs.append(r.compile_train_step())
       results.append(programs[-1](r.fresh_state(), batch(8, 40)))
     assert programs[0].as_text().count(' while(') == programs[1].as_text().count(' while(') + 1
