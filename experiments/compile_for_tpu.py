@@ -16,6 +16,7 @@ TOPOLOGY = flags.DEFINE_string(
 SLICES = flags.DEFINE_integer('slices', 0, 'Slices of a pod; 0: as --config.mesh.slices says.', lower_bound=0)
 EVAL = flags.DEFINE_boolean('eval', True, 'Whether to compile the evaluation step too.')
 SUGGEST = flags.DEFINE_boolean('suggest', True, 'Whether to look for settings that fit when these do not.')
+cli.define_xla_flags()
 flags.mark_flags_as_required(['config', 'topology'])
 
 

@@ -11,6 +11,7 @@ from lns_jax import cli, presets
 
 CONFIG = cli.define_config()
 WORKDIR = flags.DEFINE_string('workdir', None, 'Run folder: checkpoints, metrics.jsonl, TensorBoard events.')
+cli.define_xla_flags()
 flags.mark_flags_as_required(['config', 'workdir'])
 
 

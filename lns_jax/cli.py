@@ -12,7 +12,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from lns_jax import config as config_lib
-from lns_jax import compile_cache, files, host, presets
+from lns_jax import compile_cache, files, host, presets, xla_flags
 from lns_jax.errors import Preempted, UserError, nearest
 
 HELP = ('--help', '-help', '--helpfull', '-h', '--helpshort')
@@ -22,6 +22,22 @@ def define_config(default: str | None = None):
   """Defines --config and its --config.x.y overrides. Read it with `presets.resolve(holder.value)`."""
   return config_flags.DEFINE_config_file('config', default and presets.config_path(default),
                                          'Name of a shipped config, or a Python file with get_config().')
+
+
+def define_xla_flags():
+  """Defines --xla_flags, which `run` obeys before the command imports jax."""
+  return flags.DEFINE_string('xla_flags', 'none', 'Compiler flags for TPUs: none; recommended, those of the chip that is '
+                             f'here; or of {", ".join(xla_flags.FLAGS)}. See lns_jax.xla_flags.')
+
+
+def _before_jax():
+  """What the environment must hold before the command imports jax."""
+  host.leave_out_tpu()
+  compile_cache.use()
+  choice = flags.FLAGS['xla_flags'].value if 'xla_flags' in flags.FLAGS else 'none'
+  added = xla_flags.use(choice)
+  if choice != 'none':
+    print(f'{xla_flags.VARIABLE}: ' + (' '.join(added) or 'nothing is added'), file=sys.stderr)
 
 
 def _check_override(key: str):
@@ -156,9 +172,8 @@ def run(main: Callable, *, arguments: str = '',
   """
   def guarded(argv):
     _quiet()
-    host.leave_out_tpu()
-    compile_cache.use()
     try:
+      _before_jax()
       if arguments and not argv[1:]:
         raise UserError(f'give one or more {arguments}.')
       result = main(argv[1:]) if arguments else main()

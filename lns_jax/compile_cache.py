@@ -5,6 +5,7 @@ import os
 import pathlib
 import platform
 import time
+import warnings
 
 from lns_jax import files
 
@@ -18,6 +19,8 @@ def use() -> None:
   They lie below $LNS_JAX_CACHE or the user's cache folder. A user's own JAX_COMPILATION_CACHE_DIR wins, also one on
   gs://; JAX_ENABLE_COMPILATION_CACHE=false turns it off. Where the folder cannot be written there is no cache.
   """
+  # A damaged entry, or a full disk, costs the time of compiling and no more.
+  warnings.filterwarnings('ignore', 'Error (reading|writing) persistent compilation cache')
   if VARIABLE in os.environ:
     return
   folder = files.cache_folder() / f'programs-{_machine()}'

@@ -32,8 +32,11 @@ def compile_for_tpu():
   if not _installed('libtpu'):
     raise UserError("compiling for a TPU needs its compiler, libtpu, which is not installed here: pip install "
                     "'lns_jax[tpu]' (no TPU is needed).")
-  # The second: no question to the metadata server of a cloud. The third: a lock file that was left behind is no matter.
-  os.environ |= {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
+  os.environ |= {
+      'JAX_PLATFORMS': 'cpu',
+      'TPU_SKIP_MDS_QUERY': '1',  # no question to the metadata server of a cloud
+      'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # a lock file that was left behind is no matter
+      'JAX_ENABLE_COMPILATION_CACHE': 'false'}  # its seconds are a result
 
 
 def _installed(module: str) -> bool:

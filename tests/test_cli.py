@@ -146,3 +146,10 @@ cli.run(main, interrupted='nothing is kept')
   result = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=50)
   assert result.returncode == 130 and result.stderr == 'interrupted; nothing is kept.\n'
   assert time.perf_counter() - start < 30
+
+
+def test_nothing_that_a_command_reads_before_its_main_imports_jax():
+  """So that --help is quick, and what must stand in the environment before jax can still be put there."""
+  script = "import sys; from lns_jax import cli, presets; presets.load_config('quickstart'); print('jax' in sys.modules)"
+  run = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=True)
+  assert run.stdout == 'False\n'

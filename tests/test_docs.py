@@ -1,5 +1,6 @@
 """Code of the pages works as it is printed, docs/schemes.md knows every row, links lead to files."""
 
+import dataclasses
 import itertools
 import pathlib
 import re
@@ -7,8 +8,10 @@ import re
 import pytest
 
 from layers import test_block
+from lns_jax import config, presets
 from lns_jax.depth import measures
 from lns_jax.layers import init, schemes
+from lns_jax.train import mfu
 
 DOCS = pathlib.Path(__file__).parent.parent / 'docs'
 
@@ -48,6 +51,40 @@ def test_every_relative_link_leads_to_a_file(page):
   links = re.findall(r'\]\(([^()\s]+)\)|(?:src|href)="([^"]+)"', page.read_text())
   files = {link.partition('#')[0] for pair in links for link in pair if link and not re.match(r'\w+:', link)}
   assert [f for f in sorted(files) if f and not (page.parent / f).exists()] == []
+
+
+GCLOUD = {'zone', 'location', 'recursive', 'scopes', 'worker', 'port'}  # names without a hyphen in other people's commands
+
+
+def test_every_flag_and_setting_on_the_page_of_tpus_exists():
+  root, page = DOCS.parent, (DOCS / 'tpu.md').read_text()
+  code = '\n'.join(p.read_text() for room in ('experiments', 'lns_jax') for p in (root / room).rglob('*.py'))
+  options = ' '.join(re.findall(r"^parse '(.*?)' '(.*?)'", p.read_text(), re.M)[0][i] for i in (0, 1)
+                     for p in (root / 'experiments/launch').glob('*.sh') if p.name != 'common.sh')
+  flags = set(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", code)) | set(options.split()) | {'config', 'help', 'dry_run'}
+  flags |= {f.name for f in dataclasses.fields(config.DataConfig)}  # of prepare_data.py
+  named = set(re.findall(r'--([a-z_]+)(?![a-z_.-])', page))
+  assert sorted(f for f in named - GCLOUD if f not in flags and f.removeprefix('no') not in flags) == []
+  known, settings = config.defaults(), re.findall(r'--config\.(\w+)\.(\w+)', page)
+  assert len(settings) > 10 and [s for s in settings if s[1] not in known.get(s[0], ())] == []
+  presets_named = set(re.findall(r'--config=(\w+)', page))
+  assert presets_named and presets_named <= set(presets.config_names())
+  for script in re.findall(r'experiments/[\w/]+\.(?:py|sh)', page):
+    assert (root / script).is_file(), script
+
+
+def test_the_costs_on_the_page_of_tpus_follow_from_its_formula():
+  rows, run = re.findall(r'^\| (?:`(\w+)`[^|]*)?\|([^|]*)\|([^|]*)\| (\d+) % \|(.*)\|$', (DOCS / 'tpu.md').read_text(), re.M), None
+  assert len(rows) == 4
+  for name, tokens, flops, percent, hours in rows:
+    if name:
+      c = presets.load_config(name)
+      count = config.num_steps(c, 0) * c.train.batch_size * c.row_tokens
+      run = count * mfu.flops_per_token(c.model, c.row_tokens)
+      assert float(tokens) == pytest.approx(count, rel=5e-3) and float(flops) == pytest.approx(run, rel=5e-3)
+    for kind, cell in zip(('TPU v5e', 'TPU v4', 'TPU v5p', 'TPU v6e'), hours.split('|'), strict=True):
+      right = run / (mfu.PEAK_TFLOPS[kind] * 1e12 * int(percent) / 100) / 3600
+      assert float(re.search(r'[\d.]+', cell)[0]) == pytest.approx(right, abs=0.051 if right < 20 else 0.51)
 
 
 def test_the_page_of_depth_has_every_measure():

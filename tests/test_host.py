@@ -21,7 +21,8 @@ def chosen(tmp_path, libtpu: bool, **environment) -> str:
   env = {k: v for k, v in os.environ.items() if k != 'JAX_PLATFORMS'} | {'PYTHONPATH': str(tmp_path)} | environment
   script = ('import importlib.util as u, os; from lns_jax import host; host.leave_out_tpu(); '
             'print(os.environ.get("JAX_PLATFORMS"))')
-  return subprocess.run([sys.executable, '-c', script], env=env, capture_output=True, text=True, check=True).stdout.strip()
+  run = subprocess.run([sys.executable, '-c', script], env=env, capture_output=True, text=True, check=True)
+  return run.stdout.strip()
 
 
 @pytest.mark.skipif(any(map(host._installed, host.GPU_PLUGINS)), reason='a GPU plugin is installed: jax chooses')

@@ -112,13 +112,13 @@ $LAUNCH_SETUP}"
 }
 
 # Starts COMMAND on every host in a session of its own, so that it outlives the connection; ~/job.log has what it
-# prints, ~/job.code its exit code once it has one.
+# prints, ~/job.code its exit code once it has one. A SIGTERM to all of the session is for the command, which saves.
 start() {
   local quoted
   quoted=$(printf '%q ' "${COMMAND[@]}")
   # shellcheck disable=SC2016  # for the host's shell
   on_hosts 'cd ~/lns_jax && rm -f ~/job.code && export PATH="$PWD/.venv/bin:$PATH"
-setsid nohup bash -c '\''"$@"; echo $? > ~/job.code'\'' job '"$quoted"'> ~/job.log 2>&1 < /dev/null &
+setsid nohup bash -c '\''trap : TERM; "$@"; echo $? > ~/job.code'\'' job '"$quoted"'> ~/job.log 2>&1 < /dev/null &
 echo $! > ~/job.pid'
 }
 

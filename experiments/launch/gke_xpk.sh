@@ -42,8 +42,9 @@ if [[ $what == cluster ]]; then
 fi
 require name
 require_command
-# A pod that is told to stop has five minutes to save, instead of half a minute.
+# xpk passes SIGTERM on to the shell that it starts this with: exec makes that shell the command, which saves. A pod that
+# is told to stop has five minutes for it, instead of half a minute.
 run xpk workload create "${common[@]}" --workload="$LAUNCH_NAME" --base-docker-image="$LAUNCH_IMAGE" \
   --script-dir="$ROOT" --max-restarts="$LAUNCH_RESTARTS" --restart-on-exit-codes=75 \
   --termination-grace-period-seconds=300 \
-  --command="pip install --quiet -e '.[tpu,gcs]' && $(printf '%q ' "${COMMAND[@]}")"
+  --command="pip install --quiet -e '.[tpu,gcs]' && exec $(printf '%q ' "${COMMAND[@]}")"

@@ -183,15 +183,16 @@ def chosen(config: config_lib.ModelConfig, ctx: Context, layer: int, q_BTHh: jax
   Where the mesh splits T, queries stay where they are and each device gathers the keys and values of its rows.
   """
   T = q_BTHh.shape[1]
-  q_BTHh = mesh.constrain(q_BTHh, ('batch', 'seq', 'heads', 'head_dim'))
-  if ctx.past is None:
-    # Split first: asked for whole keys alone, the partitioner gathers the stream before their projection.
-    for axis in ('seq', 'keys'):
-      k_BSKh, v_BSKh = (mesh.constrain(x, ('batch', axis, 'kv_heads', 'head_dim')) for x in (k_BSKh, v_BSKh))
-  if ctx.past is None and splash.choose(config, T, mesh.platform(), q_BTHh.dtype)[0] == 'splash':
+  if ctx.past is not None:
+    return attend(q_BTHh, k_BSKh, v_BSKh, mask(config, ctx, T, layer, k_BSKh.shape[1]))
+  lay = lambda axis, heads, x: mesh.constrain(x, ('batch', axis, heads, 'head_dim'))
+  # Keys are split first: asked for whole ones alone, the partitioner gathers the stream before their projection.
+  q_BTHh, k_BSKh, v_BSKh = lay('seq', 'heads', q_BTHh), lay('seq', 'kv_heads', k_BSKh), lay('seq', 'kv_heads', v_BSKh)
+  if splash.choose(config, T, mesh.platform(), q_BTHh.dtype)[0] == 'splash':
     return splash.attend(config, layer, q_BTHh, k_BSKh, v_BSKh, parts(config, ctx, layer))
-  products = attend_behind if config.causal and ctx.past is None else attend
-  return products(q_BTHh, k_BSKh, v_BSKh, mask(config, ctx, T, layer, k_BSKh.shape[1]))
+  k_BSKh, v_BSKh = lay('keys', 'kv_heads', k_BSKh), lay('keys', 'kv_heads', v_BSKh)
+  products = attend_behind if config.causal else attend
+  return products(q_BTHh, k_BSKh, v_BSKh, mask(config, ctx, T, layer))
 
 
 class Attention(nn.Module):

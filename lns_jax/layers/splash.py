@@ -3,9 +3,7 @@
 The kernel is `jax.experimental.pallas.ops.tpu.splash_attention`, which comes with JAX.
 """
 
-import flax.linen as nn
 import jax
-import numpy as np
 
 from lns_jax import config as config_lib
 from lns_jax import mesh
@@ -14,7 +12,9 @@ from lns_jax.layers import param
 
 LANES = 128  # of the chip's vector unit: the kernel's blocks are multiples of it
 BLOCKS = (512, 256, 128)  # queries, and keys, that the kernel holds at a time: the largest that divides is taken
-SHORT = 512  # rows of fewer tokens have scores small enough for plain products
+SHORT = 512  # rows of fewer tokens have scores small enough for plain products; not timed on a TPU
+NARROW = 64  # narrower heads leave most of the lanes empty
+SAVED = 'heads'  # what policies of `jax.checkpoint` call the kernel's output and normaliser
 
 
 def obstacle(T: int, platform: str, dtype) -> str:
@@ -47,6 +47,8 @@ def choose(config: config_lib.ModelConfig, T: int, platform: str, dtype=None) ->
     return 'xla', reason
   if config.attention == 'splash':
     return 'splash', 'model.attention asks for it'
+  if config.head_dim < NARROW:
+    return 'xla', f'heads of {config.head_dim} leave most of the kernel\'s {LANES} lanes empty'
   if T < SHORT:
     return 'xla', f'the scores of {T} tokens are small'
   return 'splash', f'rows of {T} tokens and heads of {config.head_dim} in {dtype.name} suit the kernel'
@@ -86,7 +88,7 @@ def attend(config: config_lib.ModelConfig, layer: int, q_BTHh: jax.Array, k_BTKh
            segment_ids_BT: jax.Array | None, interpret: bool = False) -> jax.Array:
   """softmax(q k / sqrt(h)) v as of `attention.attend` under `attention.mask` of the layer. Returns [B, T, H, h].
 
-  On the mesh in force every device has its rows, heads and queries, and of its rows and heads all keys.
+  On the mesh in force every device has its rows, heads and queries, and gathers all keys of its rows and heads.
   interpret: run the kernel step by step, on any platform.
   """
   from jax.experimental.pallas.ops.tpu import splash_attention as kernels
@@ -95,17 +97,19 @@ def attend(config: config_lib.ModelConfig, layer: int, q_BTHh: jax.Array, k_BTKh
   kernel = kernels.make_splash_mha(
       kernels.MultiHeadMask([mask(config, T, layer)] * H), block_sizes=blocks(T, T // parts),
       head_shards=mesh.size('tensor'), q_seq_shards=parts if config.causal else 1,  # the full mask has nothing to slice
-      residual_checkpoint_name='heads', interpret=interpret)
+      residual_checkpoint_name=SAVED, interpret=interpret)
   def local(kernel, q_BTHh, k_BTKh, v_BTKh, *ids):
+    if parts > 1:  # here, so that their gradients are not only summed but split again
+      k_BTKh, v_BTKh = (jax.lax.all_gather(x, 'sequence', axis=1, tiled=True) for x in (k_BTKh, v_BTKh))
     q, k, v = (x.swapaxes(1, 2) for x in (q_BTHh * h ** -0.5, k_BTKh, v_BTKh))
     return jax.vmap(kernel)(q, k, v, *([kernels.SegmentIds(*ids)] if ids else [])).swapaxes(1, 2)
   ids = () if segment_ids_BT is None else (segment_ids_BT, segment_ids_BT)
   if over.empty:
     return local(kernel, q_BTHh, k_BTKh, v_BTKh, *ids)
-  spec = lambda *axes: nn.logical_to_mesh_axes(axes, mesh.RULES)
-  keys = spec('batch', 'keys', 'kv_heads', 'head_dim')
-  queries = spec('batch', 'seq', 'heads', 'head_dim')
-  of_kernel = kernel.manual_sharding_spec(jax.sharding.NamedSharding(over, spec('heads', 'seq')))
-  of_ids = (spec('batch', 'seq'), spec('batch', 'keys'))[:len(ids)]
+  queries, keys = (mesh.spec(('batch', 'seq', heads, 'head_dim')) for heads in ('heads', 'kv_heads'))
+  whole = jax.sharding.AbstractMesh(over.axis_sizes, over.axis_names)  # inside of a pipeline too, which takes an axis
+  of_kernel = kernel.manual_sharding_spec(jax.sharding.NamedSharding(whole, mesh.spec(('heads', 'seq'))))
+  of_ids = (mesh.spec(('batch', 'seq')), mesh.spec(('batch', 'keys')))[:len(ids)]
+  # Over the axes that are left; without the check of what varies over them, which kernels do not declare.
   return jax.shard_map(local, in_specs=(of_kernel, queries, keys, keys, *of_ids), out_specs=queries,
-                       check_vma=False)(kernel, q_BTHh, k_BTKh, v_BTKh, *ids)
+                       axis_names=set(over.auto_axes), check_vma=False)(kernel, q_BTHh, k_BTKh, v_BTKh, *ids)

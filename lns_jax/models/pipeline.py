@@ -70,7 +70,7 @@ def walk(config: config_lib.ModelConfig, trees: dict, x_BTD: jax.Array, ctx, ste
 
 def _cut(v: jax.Array, M: int) -> jax.Array:
   """[B, ...] -> [M, B / M, ...]: row r goes to part r mod M, so that every device keeps its own rows."""
-  return v.reshape(-1, M, *v.shape[1:]).swapaxes(0, 1)
+  return jnp.asarray(v).reshape(-1, M, *v.shape[1:]).swapaxes(0, 1)
 
 
 def _joined(v: jax.Array) -> jax.Array:

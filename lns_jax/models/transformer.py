@@ -19,8 +19,8 @@ from lns_jax.layers import attention, block, completep, param, schemes
 from lns_jax.layers.norms import Norm, times, wide
 from lns_jax.models import decoder, encoder, layout, loop, pipeline, tower, vit
 
-# From a block's `out` to what the caller wants of it, rows first; called inside the loop over layers, where the stages of
-# a pipeline see a part of the rows.
+# From a block's `out` to what the caller wants of it, rows first; called inside the loop over layers, where the stages
+# of a pipeline see a part of the rows.
 Read = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
 STREAM = ('batch', 'seq', 'stream')  # logical axes of x_BTD

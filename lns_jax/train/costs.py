@@ -91,14 +91,14 @@ class Collective:
   kind: str
   times: int
   nbytes: int  # of its larger side: what it gathers, sums or passes on
-  groups: tuple[tuple[int, ...], ...]  # numbers of devices in the mesh's order; of a permute (from, to)
+  groups: tuple[tuple[int, ...], ...]  # numbers of devices in the mesh's order; of a permute (from, to); () over slices
 
   @property
   def sent(self) -> float:
     """Bytes that a device sends each time, by rings: twice (n-1)/n of a sum, once of a gather or a scatter."""
-    n = len(self.groups[0])
-    if self.kind == 'collective-permute':
+    if self.kind == 'collective-permute' or not self.groups:
       return self.nbytes
+    n = len(self.groups[0])
     return (2 if self.kind == 'all-reduce' else 1) * (n - 1) / n * self.nbytes
 
 
@@ -109,6 +109,11 @@ def collectives(program: Program, devices: int) -> list[Collective]:
   """
   found, seen = [], set()
   for i, computation, times in program.executed():
+    between = re.search(r'_xla_megascale_transfer_type="(\w+)"', i.attributes) if i.opcode == 'send' else None
+    if between:  # slices exchange through their hosts, which are handed the array
+      kind = between[1].lower().replace('_', '-')
+      found.append(Collective(f'{kind} over slices', times, i.arrays[0].nbytes, ()))
+      continue
     inside = program.computations[i.attribute('calls')] if i.opcode == 'fusion' else computation
     for c in inside.values() if i.opcode == 'fusion' else (i,):
       kind = c.opcode.removesuffix('-start')

@@ -15,7 +15,7 @@ from lns_jax import advice, files, sharding, shards
 from lns_jax.config import RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.errors import Diverged, Preempted, UserError
-from lns_jax.layers import param
+from lns_jax.layers import param, splash
 from lns_jax.models import layout, transformer
 from lns_jax.train import checkpoint, evaluate, init_from, log, mfu, nonfinite, profile, resume, run_info
 from lns_jax.train import step as step_lib
@@ -33,6 +33,8 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
     say(f'warning: {warning}')
   mesh = sharding.make_mesh(config.mesh)
   sharding.check(config, mesh)
+  with sharding.use(mesh):
+    say(splash.describe(config.model, config.row_tokens, mesh.devices.flat[0].platform))
   resume.check_config(workdir, config)
   dataset = dataset_lib.open(config)
   init_from.check_tokenizer(config, dataset.tokenizer)

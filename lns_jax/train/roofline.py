@@ -9,9 +9,9 @@ from lns_jax.train.hlo import Program
 
 FORMULA = (
     'step_seconds = max(busy, network): busy is the sum over instructions of max(FLOPs / peak, bytes / memory rate), '
-    'network that of what a chip sends in rings over all of its links. Every instruction runs at full rate and every '
-    'collective hides behind computing; of serial_seconds = busy + network none does. Elementwise work, latencies and '
-    'input count nothing: a bound, not a measurement.')
+    'network that of what a chip sends in rings over all of its links, and hands to other slices. Every instruction '
+    'runs at full rate and every collective hides behind computing; of serial_seconds = busy + network none does. '
+    'Elementwise work, latencies and input count nothing: a bound, not a measurement.')
 
 
 @dataclasses.dataclass
@@ -50,7 +50,7 @@ def work(program: Program, chip: Chip, keys: float, slice_of: list[int]) -> Work
     done.hbm_bytes += times * moved
     done.busy_seconds += times * max(flops / chip.tflops / 1e12, moved / chip.hbm_rate)
   for c in costs.collectives(program, len(slice_of)):
-    if any(len({slice_of[n] for n in group}) > 1 for group in c.groups):
+    if not c.groups or any(len({slice_of[n] for n in group}) > 1 for group in c.groups):
       done.dcn_bytes += c.times * c.sent
     else:
       done.ici_bytes += c.times * c.sent

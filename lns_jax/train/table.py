@@ -5,7 +5,8 @@ from lns_jax.train import roofline
 
 def of(result: dict) -> str:
   """The table that the command prints."""
-  lines = [f"{result['chips']} chips of {result['topology']}, {result['status']}", *_memory(result)]
+  slices = f"{result['slices']} slices of " if result['slices'] > 1 else ''
+  lines = [f"{result['devices']} devices of {slices}{result['topology']}, {result['status']}", *_memory(result)]
   if 'flops' in result:
     lines += _step(result)
   if 'flops' in result.get('eval', {}):
@@ -37,9 +38,9 @@ def _memory(r: dict) -> list[str]:
 def _step(r: dict) -> list[str]:
   t = r['roofline']
   lines = [f"FLOPs        {r['flops'] / 1e12:.3f} T a chip (kernels by formula {r['kernel_flops'] / 1e12:.3f}); "
-           f"the model's own {r['model_flops'] / r['chips'] / 1e12:.3f}",
+           f"the model's own {r['model_flops'] / r['devices'] / 1e12:.3f}",
            f"bytes        {_giga(r['bytes'])} GB of main memory a chip; {r['fusions']} fusions",
-           *(f"{kind:<20} {c['count']:>6} x, {_giga(c['bytes'])} GB a chip"
+           *(f"{kind:<24} {c['count']:>6} x, {_giga(c['bytes'])} GB a chip"
              for kind, c in sorted(r['collectives'].items())),
            f"time         compute {1e3 * t['compute_seconds']:.1f}, memory {1e3 * t['memory_seconds']:.1f}, links "
            f"{1e3 * t['ici_seconds']:.1f}, other slices {1e3 * t['dcn_seconds']:.1f} ms",
@@ -49,3 +50,44 @@ def _step(r: dict) -> list[str]:
   if r['not_counted']:
     lines.append(f"not counted  {', '.join(r['not_counted'])}")
   return [*lines, f"compiled     in {r['compile_seconds']:.0f} s"]
+
+
+HEAD = """# Compiled for TPUs, never run
+
+Every line is a run of `experiments/compile_for_tpu.py` with the flags beside it: libtpu compiled the train step of that
+preset for that topology on a CPU. Memory is the compiler's, of one chip (of v7x half a chip, as JAX counts). FLOPs and
+bytes are counted in the compiled program, loops by their turns, kernels by formula; the compiler's own count of bytes
+holds the body of a loop once, and vector memory too. Times, MFU and tokens/s are an estimate, not a measurement:
+
+    {formula}
+
+All lines: `python benchmarks/tpu_table.py`, which goes on where it was stopped. A line with "does not fit" names the
+flags, found by compiling, with which it does.
+
+| preset | topology | flags | memory GB of limit | arguments | temporaries | TFLOP | GB moved | GB by the compiler's count | GB in collectives | ms at best | ms if nothing hides | MFU at best | tokens/s at best | compile s |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def page(found: list[dict]) -> str:
+  """The page of many results, each with its 'command'; of one that failed 'error' instead."""
+  return HEAD.format(formula=roofline.FORMULA.replace('. ', '.\n    ')) + ''.join(map(_row, found))
+
+
+def _row(r: dict) -> str:
+  name, topology = (a.partition('=')[2] for a in r['command'][1:3])
+  shown = ' '.join(a.removeprefix('--config.') for a in r['command'][3:])
+  cells = [name, topology, f'`{shown}`']
+  if 'error' in r:
+    return f"| {' | '.join(cells)} | {r['error']} |{' |' * 11}\n"
+  cells.append(f"{_giga(r['hbm_bytes_per_chip'])} of {_giga(r['hbm_limit'])}")
+  if not r['fits']:
+    cells[-1] += ': does not fit' + (f"; `{' '.join(r['suggestion'])}` does" if r['suggestion'] else '')
+  if 'flops' not in r:
+    return f"| {' | '.join(cells)} |{' |' * 11}\n"
+  t = r['roofline']
+  cells += [_giga(r['argument_bytes']), _giga(r['temp_bytes']), f"{r['flops'] / 1e12:.2f}", _giga(r['bytes']),
+            _giga(r['compiler_bytes']), _giga(sum(c['bytes'] for c in r['collectives'].values())),
+            f"{1e3 * t['step_seconds']:.1f}", f"{1e3 * t['serial_seconds']:.1f}", f"{t['mfu']:.1%}", f"{t['tokens_per_second']:,.0f}",
+            f"{r['compile_seconds']:.0f}"]
+  return f"| {' | '.join(cells)} |\n"

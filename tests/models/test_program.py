@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lns_jax.models import loss, transformer
+from programs import constants
 from tiny import batch, model, params
 
 L = 7
@@ -78,17 +79,6 @@ def stepped(config):
 def test_the_gains_of_lns_init_are_no_part_of_the_program():
   config = model(scheme='lns_init', num_layers=L, d_model=16, d_ff=32)
   assert not TELLING & literals(compiled(config).compile().as_text())
-
-
-def constants(stablehlo: str, n: int) -> list[np.ndarray]:
-  """Constant float32 vectors of length n of a StableHLO text, printed as a list or as hex."""
-  found = []
-  for body in re.findall(rf'dense<(.*?)> : tensor<{n}xf32>', stablehlo):
-    if body.startswith('"0x'):
-      found.append(np.frombuffer(bytes.fromhex(body[3:-1]), np.float32))
-    elif body.startswith('['):
-      found.append(np.array(body.strip('[]').split(','), np.float32))
-  return found
 
 
 @pytest.mark.parametrize('n', [7, 192])

@@ -1,4 +1,4 @@
-"""One program: five steps are the same on every mesh, under every remat policy, and go on from each other's checkpoints.
+"""Five steps are the same on every mesh and under every remat policy, and go on from each other's checkpoints.
 
 The whole grid is slow: `pytest -n 0 -m slow tests/train/test_grid.py`.
 """
@@ -22,10 +22,10 @@ from tiny import batch, leaves_close, model, params
 STEPS, STOP = 5, 2  # the step of the checkpoint
 V, T, ROWS = 32, 8, 8
 
+AXES = {'dp': 'data', 'fsdp': 'fsdp', 'tp': 'tensor', 'pp': 'stage', 'sequence': 'sequence'}
 MESHES = {
     'one': {},
-    **{f'{name} {n}': {axis: n} for n in (2, 4, 8)
-       for name, axis in (('dp', 'data'), ('fsdp', 'fsdp'), ('tp', 'tensor'), ('pp', 'stage'), ('sequence', 'sequence'))},
+    **{f'{name} {n}': {axis: n} for n in (2, 4, 8) for name, axis in AXES.items()},
     **{f'fsdp+tp {2 * n}': {'fsdp': 2, 'tensor': n} for n in (2, 4)},
     'pp+tp+dp 8': {'stage': 2, 'tensor': 2, 'data': 2},
 }

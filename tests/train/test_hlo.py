@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from lns_jax.train import costs, hlo, traffic
+from lns_jax.train import chips, costs, hlo, roofline, traffic
 
 
 def program(f, *arguments) -> hlo.Program:
@@ -27,7 +27,8 @@ def ones(*shape):
 
 
 def test_a_product_counts_two_for_each_entry_and_contracted_index():
-  assert flops(program(lambda a, b: jnp.einsum('nij,njk->nik', a, b), ones(3, 4, 5), ones(3, 5, 6))) == 2 * 3 * 4 * 5 * 6
+  product = lambda a, b: jnp.einsum('nij,njk->nik', a, b)
+  assert flops(program(product, ones(3, 4, 5), ones(3, 5, 6))) == 2 * 3 * 4 * 5 * 6
 
 
 def test_the_body_of_a_scan_counts_its_turns_also_inside_of_another():
@@ -167,6 +168,20 @@ def test_the_steps_of_one_collective_count_once_and_its_products_each():
   p = hlo.parse(ASYNC)
   assert costs.by_kind(costs.collectives(p, 4)) == {'all-gather': {'count': 1, 'bytes': 256}}
   assert flops(p) == 2 * (2 * 2 * 8 * 8)
+
+
+def test_what_a_chip_hands_to_other_slices_is_a_collective_over_slices():
+  p = hlo.parse("""HloModule m
+ENTRY %main (a: f32[8]) -> token[] {
+  %a = f32[8] parameter(0)
+  %t = token[] after-all()
+  ROOT %s = (f32[8], u32[], token[]) send(%a, %t), channel_id=2, frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
+}
+""")
+  found = costs.collectives(p, 4)
+  assert costs.by_kind(found) == {'all-reduce over slices': {'count': 1, 'bytes': 32}}
+  done = roofline.work(p, chips.CHIPS['v5e'], 1.0, [0, 0, 1, 1])
+  assert (done.dcn_bytes, done.ici_bytes) == (32, 0)
 
 
 def test_bytes_are_those_read_and_written():

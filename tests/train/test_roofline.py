@@ -33,7 +33,8 @@ ENTRY %main (a: f32[10000,10000]) -> f32[10000,10000] {
 """)
 
 
-@pytest.mark.parametrize('slices, ici, dcn', [([0, 0, 0, 0], 12e8, 0), ([0, 0, 1, 1], 12e8, 0), ([0, 1, 0, 1], 0, 12e8)])
+@pytest.mark.parametrize('slices, ici, dcn', [
+    ([0, 0, 0, 0], 12e8, 0), ([0, 0, 1, 1], 12e8, 0), ([0, 1, 0, 1], 0, 12e8)])
 def test_an_estimate_by_hand(slices, ici, dcn):
   done = roofline.work(PROGRAM, CHIP, 1.0, slices)
   assert done.flops == 3 * 2e12 and done.unknown == ()
@@ -57,12 +58,13 @@ def test_speed_is_of_all_chips():
 KERNEL = """HloModule m
 ENTRY %main (q: bf16[2,4,512,64]) -> bf16[2,4,512,64] {{
   %q = bf16[2,4,512,64] parameter(0)
-  ROOT %{name}.3 = (f32[2,512,128], bf16[2,4,512,64], f32[2,4,512,128]) custom-call(%q), custom_call_target="tpu_custom_call"
+  ROOT %{name}.3 = (f32[2,512], bf16[2,4,512,64], f32[2,4,512,128]) custom-call(%q), custom_call_target="tpu_custom_call"
 }}
 """
 
 
-@pytest.mark.parametrize('name, products', [('splash_mha_fwd_residuals', 2), ('splash_mha_dq_x', 3), ('splash_mha_dkv', 4)])
+@pytest.mark.parametrize('name, products', [
+    ('splash_mha_fwd_residuals', 2), ('splash_mha_dq_x', 3), ('splash_mha_dkv', 4)])
 def test_a_kernel_counts_its_products_with_the_keys_that_a_query_sees(name, products):
   done = roofline.work(hlo.parse(KERNEL.format(name=name)), CHIP, 256.5, [0])
   assert done.flops == done.kernel_flops == products * 2 * (2 * 4 * 512) * 256.5 * 64

@@ -1,0 +1,53 @@
+"""Compiler flags by TPU chip, off unless --xla_flags=recommended asks for them; set before jax starts.
+
+Every name was accepted by libtpu 0.0.52, which refuses what it does not know, and what is said of bytes is of a program
+that it compiled; none has been timed on a chip. docs/tpu.md says how to compare.
+"""
+
+import os
+import pathlib
+
+from lns_jax.errors import UserError, nearest
+
+VARIABLE = 'LIBTPU_INIT_ARGS'  # read by libtpu alone: on a CPU or GPU they are nothing
+VMEM = 'More on-chip memory for a fusion: larger tiles, 7 to 8 % fewer bytes from HBM in four SwiGLU layers on 16 chips; '\
+    'but the compiler has less of it to prefetch into.'
+
+# chip -> {flag: (value, reason)}
+FLAGS = {
+    'v5e': {'xla_tpu_scoped_vmem_limit_kib': ('65536', VMEM)},
+    'v5p': {'xla_tpu_scoped_vmem_limit_kib': ('49152', VMEM)},
+    'v6e': {'xla_tpu_scoped_vmem_limit_kib': ('98304', VMEM)},
+}
+
+_PCI = {'0x005e': 'v4', '0x0062': 'v5p', '0x0063': 'v5e', '0x006f': 'v6e'}  # device ids of vendor 0x1ae0
+
+
+def chip(devices: pathlib.Path = pathlib.Path('/sys/bus/pci/devices')) -> str:
+  """The kind of TPU in this machine, such as 'v5e'; empty where there is none that is known. Does not wake it."""
+  for vendor in sorted(devices.glob('*/vendor')):
+    if vendor.read_text().strip() == '0x1ae0':
+      return _PCI.get(vendor.with_name('device').read_text().strip(), '')
+  return ''
+
+
+def use(choice: str, found: str | None = None) -> list[str]:
+  """Adds flags to LIBTPU_INIT_ARGS and returns them; a user's own value of the same flag stays.
+
+  Args:
+    choice: 'none'; 'recommended', those of the chip that is here; or a chip of the table.
+    found: the chip that is here; default: `chip()`.
+
+  Raises UserError for a chip that is not in the table.
+  """
+  if choice == 'none':
+    return []
+  name = (chip() if found is None else found) if choice == 'recommended' else choice
+  if choice != 'recommended' and choice not in FLAGS:
+    raise UserError(f'--xla_flags={choice} is not known.{nearest(choice, ["none", "recommended", *FLAGS])}')
+  given = os.environ.get(VARIABLE, '')
+  own = {word.lstrip('-').partition('=')[0] for word in given.split()}
+  added = [f'--{flag}={value}' for flag, (value, _) in FLAGS.get(name, {}).items() if flag not in own]
+  if added:
+    os.environ[VARIABLE] = ' '.join([*given.split(), *added])
+  return added
