@@ -6,7 +6,6 @@ import math
 
 import jax
 import numpy as np
-import numpy as np
 from flax.core import meta
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -14,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lns_jax import mesh as mesh_lib
 from lns_jax.config import AXES, MeshConfig, ModelConfig, RunConfig, check_batch
 from lns_jax.errors import UserError, nearest
-from lns_jax.mesh import ROWS, RULES, use  # `use` named here for all
 from lns_jax.layers import fp8
-from lns_jax.models import layout, pipeline, transformer
+from lns_jax.mesh import ROWS, RULES, use  # `use` named here for all
+from lns_jax.models import layout, loop, pipeline, transformer
 
 
 def make_mesh(settings: MeshConfig, devices=None) -> Mesh:
@@ -196,6 +195,8 @@ def check(config: RunConfig, mesh: Mesh):
     follow = pipeline.parts(config.model, stages)
     check_batch('train.batch_size', config.train.batch_size, parts_of * follow,
                 f'{batches} x {follow} parts in the pipeline')
+  if config.model.remat == 'offload':
+    loop.check_offload(mesh.devices.flat[0].platform)
   _check_sizes(config, mesh)
 
 

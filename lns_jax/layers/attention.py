@@ -1,16 +1,21 @@
 """Self-attention with rotary positions or none, grouped keys, and a mask by document, past and window."""
 
+import functools
 import typing
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from lns_jax import config as config_lib
 from lns_jax import mesh
 from lns_jax.layers import param, rope, splash
 from lns_jax.layers.norms import Norm, times, wide
+
+
+LONG = 1024  # tokens of rows whose scores are worth a larger program
 
 
 class Past(typing.NamedTuple):
@@ -136,8 +141,39 @@ def attend(q_BTHh: jax.Array, k_BSKh: jax.Array, v_BSKh: jax.Array, mask_BTS: ja
   scores = jnp.einsum('BTKGh,BSKh->BKGTS', q_BTKGh, k_BSKh, precision=precision,
                       preferred_element_type=wide(q_BTHh))
   scores = jnp.where(mask_BTS[:, None, None], scores, jnp.finfo(scores.dtype).min)
-  weights = jax.nn.softmax(scores, axis=-1).astype(q_BTHh.dtype)
-  return jnp.einsum('BKGTS,BSKh->BTKGh', weights, v_BSKh, precision=precision).reshape(B, T, H, h)
+  weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+  total_BTH1 = jnp.sum(weights, axis=-1).transpose(0, 3, 1, 2).reshape(B, T, H, 1)
+  sums_BTKGh = jnp.einsum('BKGTS,BSKh->BTKGh', weights.astype(q_BTHh.dtype), v_BSKh, precision=precision,
+                          preferred_element_type=wide(q_BTHh))
+  return over(sums_BTKGh.reshape(B, T, H, h), total_BTH1, q_BTHh.dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def over(x: jax.Array, total: jax.Array, dtype) -> jax.Array:
+  """x / total in `dtype`: the weighted mean of values. Its derivative is made of itself, which is kept for remat.
+
+  Divided behind the product with the values, so that the gradient of the divisor is no pass over the scores.
+  """
+  return (x / total).astype(dtype)
+
+
+@over.defjvp
+def _(dtype, primals, tangents):
+  (x, total), (dx, dtotal) = primals, tangents
+  y = checkpoint_name(over(x, total, dtype), 'heads')
+  return y, ((dx - y * dtotal) / total).astype(dtype)
+
+
+def attend_behind(q_BTHh: jax.Array, k_BTKh: jax.Array, v_BTKh: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+  """`attend` where no query sees a key behind it: in four parts of long rows, each with the keys that it may see.
+
+  Three eighths of the scores are not computed, and a quarter of them at most exists at a time.
+  """
+  T = q_BTHh.shape[1]
+  part = T // 4 if T >= LONG and T % 4 == 0 and mesh.size('sequence') == 1 else T
+  found = [attend(q_BTHh[:, i:i + part], k_BTKh[:, :i + part], v_BTKh[:, :i + part], mask_BTS[:, i:i + part, :i + part])
+           for i in range(0, T, part)]
+  return jnp.concatenate(found, axis=1)
 
 
 def chosen(config: config_lib.ModelConfig, ctx: Context, layer: int, q_BTHh: jax.Array, k_BSKh: jax.Array,
@@ -155,7 +191,8 @@ def chosen(config: config_lib.ModelConfig, ctx: Context, layer: int, q_BTHh: jax
   if splash.choose(config, T, mesh.platform(), q_BTHh.dtype)[0] == 'splash':
     return splash.attend(config, layer, q_BTHh, k_BSKh, v_BSKh, parts(config, ctx, layer))
   k_BSKh, v_BSKh = lay('keys', 'kv_heads', k_BSKh), lay('keys', 'kv_heads', v_BSKh)
-  return attend(q_BTHh, k_BSKh, v_BSKh, mask(config, ctx, T, layer))
+  products = attend_behind if config.causal else attend
+  return products(q_BTHh, k_BSKh, v_BSKh, mask(config, ctx, T, layer))
 
 
 class Attention(nn.Module):

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from lns_jax import config as config_lib
 from lns_jax.layers import completep, fp8, schemes
@@ -59,16 +60,16 @@ def dense(w) -> jax.Array:
 
 
 def biased(module: nn.Module, name: str, x: jax.Array, axis: str) -> jax.Array:
-  """x [B, T, ...], the output of projection `name`, plus its bias where the config gives it one.
+  """x [B, T, ...], the output of projection `name`, plus its bias where the config gives it one; named for remat.
 
   The bias starts at 0. It is a vector over all dimensions behind T, as Hugging Face has it, so that weight decay
   knows it from a matrix; `axis` is its logical axis.
   """
   config = module.config
-  if name not in config_lib.BIASES[config.bias]:
-    return x
-  bias = vector(module, f'{name}_bias', nn.initializers.zeros, (math.prod(x.shape[2:]),), axis)
-  return x + bias.reshape(x.shape[2:]).astype(x.dtype)
+  if name in config_lib.BIASES[config.bias]:
+    bias = vector(module, f'{name}_bias', nn.initializers.zeros, (math.prod(x.shape[2:]),), axis)
+    x = x + bias.reshape(x.shape[2:]).astype(x.dtype)
+  return checkpoint_name(x, name)
 
 
 def start(module: nn.Module, number: Callable[[int], float], layer: int, dtype=None):

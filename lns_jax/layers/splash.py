@@ -14,7 +14,7 @@ LANES = 128  # of the chip's vector unit: the kernel's blocks are multiples of i
 BLOCKS = (512, 256, 128)  # queries, and keys, that the kernel holds at a time: the largest that divides is taken
 SHORT = 512  # rows of fewer tokens have scores small enough for plain products; not timed on a TPU
 NARROW = 64  # narrower heads leave most of the lanes empty
-SAVED = 'attention'  # what policies of `jax.checkpoint` call the kernel's output and normaliser
+SAVED = 'heads'  # what policies of `jax.checkpoint` call the kernel's output and normaliser
 
 
 def obstacle(T: int, platform: str, dtype) -> str:

@@ -7,14 +7,41 @@ import jax.numpy as jnp
 import numpy as np
 
 from lns_jax import config as config_lib
+from lns_jax import mesh
+from lns_jax.errors import UserError
 from lns_jax.layers import param, schemes
 from lns_jax.models import layout
 
 
+# What `names` and `offload` keep: the output of every product but the scores, whose T x T are the memory that a policy
+# is there to save. Norms, rotations, softmax and activations are made again; what no gradient reads is not kept.
+NAMES = ('q', 'k', 'v', 'heads', 'o', 'gate', 'up', 'down')
+
+
 def _remat(config: config_lib.ModelConfig, step: Callable, in_scan: bool = False) -> Callable:
-  """The step of a loop over layers, its activations recomputed in the backward pass if the config says so."""
+  """The step of a loop over layers, its activations recomputed in the backward pass as far as the config says."""
+  if config.remat == 'none':
+    return step
   # Inside a scan nothing can be merged across iterations, so that the barrier against it only costs.
-  return jax.checkpoint(step, prevent_cse=not in_scan) if config.remat == 'full' else step
+  return jax.checkpoint(step, prevent_cse=not in_scan, policy=_policy(config.remat))
+
+
+def _policy(remat: str):
+  """Which intermediates stay. Raises UserError where model.remat = offload has no memory to move them to."""
+  policies = jax.checkpoint_policies
+  if remat == 'offload':
+    check_offload(mesh.platform())
+    return policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[], names_which_can_be_offloaded=list(NAMES), offload_src='device',
+        offload_dst='pinned_host')
+  return policies.save_only_these_names(*NAMES) if remat == 'names' else None
+
+
+def check_offload(platform: str):
+  """Refuses model.remat = offload where the device's memory is the host's."""
+  if platform == 'cpu':
+    raise UserError('model.remat = offload moves activations from the memory of a TPU or GPU to that of its host, and '
+                    'on a CPU both are one; names keeps the same ones.')
 
 
 def run_factors(config: config_lib.ModelConfig, run: layout.Run) -> dict[str, schemes.Factors]:

@@ -8,7 +8,7 @@ import pytest
 
 from lns_jax import config as config_lib
 from lns_jax.layers import attention
-from tiny import model, params
+from tiny import leaves_close, model, params
 
 
 def ctx(T, segment_ids=None, **settings):
@@ -134,6 +134,22 @@ def test_grouped_attention_equals_numpy(K):
       expected[b, :, head] = weights / weights.sum(-1, keepdims=True) @ v[b, :, kv]
   found = attention.attend(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)), jnp.asarray(mask))
   np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_long_rows_in_parts_equal_whole_ones(monkeypatch):
+  """Values and gradients, documents and grouped keys included; a future key would be seen in a part too many."""
+  monkeypatch.setattr(attention, 'LONG', 16)
+  rng = np.random.default_rng(0)
+  with jax.enable_x64(True):
+    q, k, v = (jnp.asarray(rng.normal(size=(2, 16, heads, 8))) for heads in (4, 2, 2))
+    ids = jnp.asarray(rng.integers(0, 2, (2, 16)).cumsum(1))
+    mask = jnp.tril(jnp.ones((16, 16), bool)) & (ids[:, :, None] == ids[:, None])
+    def total(f):
+      return jax.value_and_grad(lambda *x: jnp.sum(jnp.sin(f(*x, mask))), (0, 1, 2))(q, k, v)
+    leaves_close(total(attention.attend_behind), total(attention.attend), 1e-12)
+    scores = jax.make_jaxpr(attention.attend_behind)(q, k, v, mask).eqns
+    parts = [e.outvars[0].aval.shape[-2:] for e in scores if e.primitive.name == 'exp']
+    assert parts == [(4, 4), (4, 8), (4, 12), (4, 16)]
 
 
 def test_softmax_is_not_done_in_half_precision():

@@ -1,6 +1,7 @@
 """One update: tokens weigh the same wherever they lie, devices do not matter, bad numbers change nothing."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -214,23 +215,25 @@ def test_master_parameters_are_float32_and_paper_bf16_is_all_bf16():
     assert np.isfinite(metrics['loss'])
 
 
-@pytest.mark.parametrize('precision', ['float32', 'float64'])
-def test_a_run_on_one_device_takes_the_loss_in_chunks_and_the_same_step(precision):
+@pytest.mark.parametrize('precision, sizes, tolerance', [('float32', (1, 1, 1), 1e-6), ('float64', (2, 2, 2), 1e-12)])
+def test_a_run_takes_the_loss_in_chunks_and_the_same_step(precision, sizes, tolerance):
   import contextlib
   import pathlib
   from lns_jax.train.run import Run
   with jax.enable_x64(True) if precision == 'float64' else contextlib.nullcontext():
-    base = run(precision=precision, mesh=(1, 1, 1))
+    base = run(precision=precision, mesh=sizes)
     config = dataclasses.replace(base, data=config_lib.DataConfig(seq_len=40))
-    mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-    results = []
+    mesh = sharding.make_mesh(config.mesh, jax.devices()[:math.prod(sizes)])
+    results, programs = [], []
     for chunk in (-1, 0):
       c = dataclasses.replace(config, train=dataclasses.replace(config.train, loss_chunk=chunk))
       r = Run(c, mesh, STEPS, step_lib.state_shardings(mesh, c, STEPS), pathlib.Path(), None)
-      results.append(r.compile_train_step()(r.fresh_state(), batch(8, 40)))
+      programs.append(r.compile_train_step())
+      results.append(programs[-1](r.fresh_state(), batch(8, 40)))
+    assert programs[0].as_text().count(' while(') == programs[1].as_text().count(' while(') + 1
     (a, metrics), (b, other) = jax.device_get(results)
-    assert float(metrics['loss']) == pytest.approx(float(other['loss']), rel=1e-6)
-    leaves_close(a.params, b.params, 1e-6)
+    assert float(metrics['loss']) == pytest.approx(float(other['loss']), rel=tolerance)
+    leaves_close(a.params, b.params, tolerance)
 
 
 def test_both_loops_take_the_same_step():
