@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from lns_jax.errors import UserError
+from lns_jax.errors import UserError, around, divisors
 from lns_jax.layers import init as init_lib
 from lns_jax.layers import schemes
 from lns_jax.settings import Section, setting
@@ -197,9 +197,8 @@ class ModelConfig(Section):
     self._check_family()
     H = self.num_heads
     if not self.head_dim and self.d_model % H:
-      fits = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0]
-      near = min(fits, key=lambda h: abs(h - H))
-      raise UserError(f'model.num_heads = {H} does not divide model.d_model = {self.d_model}; {near} heads would.')
+      raise UserError(f'model.num_heads = {H} does not divide model.d_model = {self.d_model}; '
+                      f'{around(H, divisors(self.d_model))} heads would.')
     self.fill(head_dim=self.head_dim or self.d_model // H, num_kv_heads=self.num_kv_heads or H)
     self._check_positions()
     if H % self.num_kv_heads:
@@ -275,10 +274,8 @@ class ModelConfig(Section):
                         'the least that a window holds; 0 is none.')
     if self.family == 'vit':
       if self.image_size % self.patch_size:
-        fits = [p for p in range(1, self.image_size + 1) if self.image_size % p == 0]
-        near = min(fits, key=lambda p: abs(p - self.patch_size))
         raise UserError(f'model.patch_size = {self.patch_size} does not divide model.image_size = {self.image_size}; '
-                        f'{near} would.')
+                        f'{around(self.patch_size, divisors(self.image_size))} would.')
 
   def _check_scheme(self):
     """Refuses a scheme whose settings or norm it cannot have."""

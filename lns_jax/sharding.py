@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lns_jax import mesh as mesh_lib
 from lns_jax.config import AXES, MeshConfig, ModelConfig, RunConfig, check_batch
-from lns_jax.errors import UserError, nearest
+from lns_jax.errors import UserError, around, divisors, nearest
 from lns_jax.layers import fp8
 from lns_jax.mesh import ROWS, RULES, use  # `use` named here for all
 from lns_jax.models import layout, loop, pipeline, transformer
@@ -153,11 +153,11 @@ def _check_divides(mesh: Mesh, config: ModelConfig, leaves: list[tuple]):
     for logical, size, over in zip(axes, shape, spec):
       if size % parts(mesh, over):
         axis = mesh_axes(over)[-1]
-        allowed = [n for n in _divisors(mesh.size) if not math.gcd(*sizes[axis]) % n]
+        allowed = divisors(math.gcd(mesh.size, *sizes[axis]))
         raise UserError(
             f'{_what(config, logical, size)} ({name}) does not divide over the {parts(mesh, over)} devices of '
             f'mesh.{axis}; {_other_sizes(config, logical, size, parts(mesh, over))}'
-            f'mesh.{axis} = {_near(mesh.shape[axis], allowed)} would fit all parameters.')
+            f'mesh.{axis} = {around(mesh.shape[axis], allowed)} would fit all parameters.')
 
 
 def _what(config: ModelConfig, logical: str, size: int) -> str:
@@ -170,17 +170,7 @@ def _other_sizes(config: ModelConfig, logical: str, size: int, n: int) -> str:
   whole = {'heads': config.d_model, 'kv_heads': config.num_heads}.get(logical)  # which the number itself has to divide
   fits = [v for v in range(n, 2 * size + n, n) if not whole or not whole % v]
   what = _what(config, logical, size)
-  return f'{what.split(" = ")[0]} = {_near(size, fits)} would, or ' if what.startswith('model.') and fits else ''
-
-
-def _divisors(n: int) -> list[int]:
-  return [d for d in range(1, n + 1) if not n % d]
-
-
-def _near(wanted: int, fits: list[int]) -> str:
-  """The nearest of `fits` on either side."""
-  sides = [max((f for f in fits if f < wanted), default=None), min((f for f in fits if f >= wanted), default=None)]
-  return ' or '.join(str(f) for f in sides if f is not None)
+  return f'{what.split(" = ")[0]} = {around(size, fits)} would, or ' if what.startswith('model.') and fits else ''
 
 
 def check(config: RunConfig, mesh: Mesh):
@@ -204,8 +194,8 @@ def _check_sizes(config: RunConfig, mesh: Mesh):
   T, sequence = config.row_tokens, mesh.shape['sequence']
   if T % sequence:
     cls = ' (model.pooling = mean would leave out the CLS token)' if config.model.has_cls else ''
-    raise UserError(f'rows of {T} tokens{cls} do not divide over the {sequence} devices of mesh.sequence; mesh.sequence '
-                    f'= {_near(sequence, _divisors(T))} would.')
+    raise UserError(f'rows of {T} tokens{cls} do not divide over the {sequence} devices of mesh.sequence; '
+                    f'mesh.sequence = {around(sequence, divisors(math.gcd(T, mesh.size)))} would.')
   params(mesh, config.model)
 
 

@@ -74,7 +74,7 @@ ENCODER = {'family': 'encoder', 'causal': False, 'max_positions': 24}
     ({'model': {'patch_size': 8}}, ['model.patch_size = 8', 'model.family = decoder', 'vocab_size, sliding_window']),
     ({'model': {'pooling': 'mean'}}, ["model.pooling = 'mean'", 'model.family = decoder']),
     ({'model': VIT | {'pooling': 'max'}}, ['model.pooling', "'max'", 'cls', 'mean']),
-    ({'model': VIT | {'patch_size': 15}}, ['patch_size = 15', 'image_size = 224', '14 would']),
+    ({'model': VIT | {'patch_size': 15}}, ['patch_size = 15', 'image_size = 224', '14 or 16 would']),
     ({'model': {'mix_fraction': 1.5}}, ['mix_fraction', 'at most 1']),
     ({'model': {'mix_fraction': -0.1}}, ['mix_fraction', 'at least 0']),
     ({'model': {'mix_count': 13}}, ['mix_count = 13', '12 layers']),

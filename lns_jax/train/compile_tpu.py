@@ -58,7 +58,8 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
   result = target.compile(program, with_eval)
   found = None
   if not result['fits'] and suggest:
-    found = fit.nearest(config, lambda c: target.compile(target.program(c), False), target.smallest)
+    found = fit.nearest(
+        config, lambda c: target.compile(target.program(c), False), target.smallest, target.chip.hbm)
   result |= {'topology': topology, 'devices': len(target.devices), 'slices': slices, 'suggestion': found,
              'status': NEVER_RUN, 'seconds': time.perf_counter() - start}
   say(table.of(result))
