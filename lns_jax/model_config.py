@@ -29,6 +29,9 @@ TEXT = ('decoder', 'encoder')  # families that read tokens
 
 NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt')
 
+# Settings that say how a model is computed, and not what.
+EXECUTION = ('precision', 'loop', 'remat', 'attention', 'matmul', 'microbatches')
+
 ROPES = ('none', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3')  # see lns_jax.layers.rope
 
 
@@ -148,20 +151,20 @@ class ModelConfig(Section):
   tie_embeddings: bool = setting(False, 'Whether the head is the embedding.', family=TEXT)
   precision: str = setting(
       'auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS,
-      refused={'float16': 'is not offered: without loss scaling, gradients below 6e-8 would be lost, and no TPU computes '
-                          'in it; bfloat16 is as small and has the range of float32.'})
+      refused={'float16': 'is not offered: without loss scaling, gradients below 6e-8 would be lost, and no TPU '
+                          'computes in it; bfloat16 is as small and has the range of float32.'})
   loop: str = setting(
       'unrolled', 'unrolled: static layer index; scan: one compiled body a run.', choices=('unrolled', 'scan'))
   remat: str = setting(
-      'none', 'What a layer leaves for its backward pass. none: everything; names: the outputs of its projections and of '
-      'attention; offload: those, in the host\'s memory (TPU, GPU); full: its input alone.',
+      'none', 'What a layer leaves for its backward pass. none: everything; names: the outputs of its projections and '
+      'of attention; offload: those, in the host\'s memory (TPU, GPU); full: its input alone.',
       choices=('none', 'names', 'offload', 'full'))
   attention: str = setting(
       'auto', 'What computes attention. xla: plain products; splash: the kernel for TPUs that never holds all scores; '
       'auto: splash where platform and shape suit it.', choices=('auto', 'xla', 'splash'))
   matmul: str = setting(
-      'plain', 'Products of the blocks\' matrices. plain: in the compute type; fp8: of 8-bit floats, by qwix, where the '
-      'chip has them.', choices=('plain', 'fp8'))
+      'plain', 'Products of the blocks\' matrices. plain: in the compute type; fp8: of 8-bit floats, by qwix, where '
+      'the chip has them.', choices=('plain', 'fp8'))
   microbatches: int = setting(
       0, 'Parts of a batch that follow each other through the stages of a pipeline; 0: as many as stages.', low=0)
 

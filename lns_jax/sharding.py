@@ -95,13 +95,8 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def parts(mesh: Mesh, over) -> int:
-  """Devices that an entry of a PartitionSpec (None, an axis, or several) stands for."""
-  return math.prod(mesh.shape[axis] for axis in mesh_axes(over))
-
-
-def mesh_axes(over) -> tuple[str, ...]:
-  """The axes that an entry of a PartitionSpec names."""
-  return (over,) if isinstance(over, str) else tuple(over or ())
+  """Devices that an entry of a PartitionSpec stands for."""
+  return math.prod(mesh.shape[axis] for axis in mesh_lib.axes_of(over))
 
 
 def params(mesh: Mesh, config: ModelConfig, rules=RULES):
@@ -110,7 +105,7 @@ def params(mesh: Mesh, config: ModelConfig, rules=RULES):
   Raises UserError when the rules do not fit the parameters or the mesh, or when a dimension does not divide over its
   mesh axes, naming the parameter, both, and what would divide.
   """
-  stages, over = mesh.shape['stage'], mesh_axes(dict(rules)['embed'])
+  stages, over = mesh.shape['stage'], mesh_lib.axes_of(dict(rules)['embed'])
   if config.loop == 'unrolled' and stages > 1 and not config.d_model % (stages * parts(mesh, over)):
     # Checkpoints of a pipeline are written in this layout: there too no device holds the layers of another stage.
     rules = tuple({**dict(rules), 'embed': ('stage', *over)}.items())
@@ -137,7 +132,7 @@ _SETTINGS = {'vocab': 'vocab_size', 'heads': 'num_heads', 'kv_heads': 'num_kv_he
 
 def _check_known(mesh: Mesh, rules):
   for axis, over in rules:
-    for name in mesh_axes(over):
+    for name in mesh_lib.axes_of(over):
       if name not in mesh.shape:
         raise UserError(f'lns_jax.mesh.RULES lays {axis!r} on the mesh axis {name!r}.{nearest(name, mesh.shape)}')
 
@@ -147,12 +142,12 @@ def _check_divides(mesh: Mesh, config: ModelConfig, leaves: list[tuple]):
   sizes = {}  # those that have to divide over a mesh axis
   for _, _, shape, spec in leaves:
     for size, over in zip(shape, spec):
-      for axis in mesh_axes(over):
+      for axis in mesh_lib.axes_of(over):
         sizes.setdefault(axis, set()).add(size)
   for name, axes, shape, spec in leaves:
     for logical, size, over in zip(axes, shape, spec):
       if size % parts(mesh, over):
-        axis = mesh_axes(over)[-1]
+        axis = mesh_lib.axes_of(over)[-1]
         allowed = divisors(math.gcd(mesh.size, *sizes[axis]))
         raise UserError(
             f'{_what(config, logical, size)} ({name}) does not divide over the {parts(mesh, over)} devices of '
