@@ -172,7 +172,7 @@ def test_layers_drawn_at_once_are_those_drawn_alone():
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=2e-7)  # compiled, so that rounding differs
     jax.tree.map(close, alone[str(l)], whole[str(l)])
   stds = {l: float(np.std(whole[str(l)]['mlp']['down'])) for l in c.layer_ids}
-  assert stds[3] / stds[1] == pytest.approx(3 ** -0.5, rel=0.1)
+  assert stds[3] / stds[1] == pytest.approx(3 ** -0.5, rel=0.2)  # of 384 numbers each
   assert float(whole['3']['attn_in_norm']['gain'][0]) == pytest.approx(3 ** -0.5)
 
 
