@@ -31,10 +31,22 @@ def run(mesh, **changes) -> Program:
 def test_minus_one_takes_what_is_left():
   assert dict(sharding.make_mesh(MeshConfig(data=-1, fsdp=2, tensor=2)).shape) == {
       'data': 2, 'stage': 1, 'fsdp': 2, 'sequence': 1, 'tensor': 2}
-  with pytest.raises(UserError, match='8 devices'):
-    sharding.make_mesh(MeshConfig(data=3))
-  with pytest.raises(UserError, match='8 devices'):
-    sharding.make_mesh(MeshConfig(data=-1, fsdp=3))
+
+
+@pytest.mark.parametrize('sizes, words', [
+    ({'data': 3}, 'mesh.data = 3 takes 3 devices, and there are 8; mesh.data = 8 would.'),
+    ({'data': 1}, 'mesh.data = 1 takes 1 devices, and there are 8; mesh.data = 8 would.'),
+    ({'fsdp': 3}, 'mesh.fsdp = 3 does not divide the 8 devices; mesh.fsdp = 2 or 4 would.'),
+    ({'data': 3, 'fsdp': 2}, 'mesh.data = 3 x mesh.fsdp = 2 takes 6 devices, and there are 8; mesh.data = 4 would.'),
+    ({'stage': 2, 'tensor': 8}, 'mesh.stage = 2 x mesh.tensor = 8 does not divide the 8 devices; mesh.stage = 1 or '
+                                'mesh.tensor = 4 would.'),
+    ({'fsdp': 3, 'tensor': 5}, 'mesh.fsdp = 3 x mesh.tensor = 5 does not divide the 8 devices; mesh.data = -1 with all '
+                               'others 1 would.'),
+])
+def test_sizes_that_do_not_make_the_devices_are_refused_with_one_that_does(sizes, words):
+  with pytest.raises(UserError) as e:
+    sharding.make_mesh(MeshConfig(**sizes))
+  assert str(e.value) == words
 
 
 @pytest.mark.parametrize('across, sizes', [
@@ -116,12 +128,12 @@ def test_rules_that_collide_or_name_what_is_not_there_are_refused():
     ({'tensor': 4}, {'vocab_size': 258, 'num_kv_heads': 4}, r'vocab_size = 258 .*vocab_size = 256 or 260 would, .*= 2 '),
     ({'tensor': 4}, {'d_ff': 130, 'num_kv_heads': 4}, r'd_ff = 130 .*; model.d_ff = 128 or 132 would, .*tensor = 2 '),
     ({'fsdp': 8}, {'d_model': 60, 'num_heads': 2}, r'd_model = 60 .* mesh.fsdp; model.d_model = 56 or 64 would, or mesh.fsdp = 4 '),
-    ({'stage': 4}, {'loop': 'scan', 'num_layers': 6}, 'stage = 4 does not divide the 6 layers of the model; 3 would'),
+    ({'stage': 4}, {'loop': 'scan', 'num_layers': 6}, 'stage = 4 does not divide the 6 layers of the model; 2 would'),
     ({'stage': 2}, {'loop': 'scan', 'scheme': 'mix', 'mix_count': 1, 'num_layers': 2}, 'stage = 2 needs layers that are all alike'),
     ({'stage': 2}, {}, 'model.loop = scan'),
-    ({'stage': 2}, {'loop': 'scan', 'microbatches': 3}, 'batch_size = 8 is not a multiple of the 12 devices x .*; 12 '),
-    ({'sequence': 8}, {'data': {'seq_len': 252}}, '252 tokens do not .*sequence; mesh.sequence = 7 or 9 would'),
-    ({'data': 8}, {'train': {'accumulation': 2}}, 'batch_size = 8 is not a multiple of the 16 devices'),
+    ({'stage': 2}, {'loop': 'scan', 'microbatches': 3}, 'batch_size = 8 is not a multiple of 12 .4 devices of mesh.data and mesh.fsdp x 3 parts in the pipeline.; 12 '),
+    ({'sequence': 8}, {'data': {'seq_len': 252}}, '252 tokens do not .*sequence; mesh.sequence = 4 would'),
+    ({'data': 8}, {'train': {'accumulation': 2}}, 'batch_size = 8 is not a multiple of 16 .8 devices of mesh.data and mesh.fsdp x 2 micro-batches.; 16 '),
 ])
 def test_what_does_not_divide_is_named_with_what_would(settings, changes, words):
   mesh = sharding.make_mesh(MeshConfig(**settings))
