@@ -13,7 +13,7 @@ from lns_jax import mesh as mesh_lib
 from lns_jax import sharding, shards
 from lns_jax.config import MeshConfig, RunConfig
 from lns_jax.errors import UserError
-from lns_jax.models import layout, transformer
+from lns_jax.models import transformer
 from lns_jax.train import checkpoint
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Program
