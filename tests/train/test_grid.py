@@ -30,9 +30,8 @@ MESHES = {
     'pp+tp+dp 8': {'stage': 2, 'tensor': 2, 'data': 2},
 }
 REMATS, SCHEMES, PRECISIONS = ('none', 'names', 'full'), ('lns', 'lns_learned'), ('float32', 'float64')
-SAMPLE = [('pp+tp+dp 8', 'names', 'lns_learned', 'float64'), ('pp 4', 'full', 'lns_learned', 'float64'),
-          ('sequence 2', 'none', 'lns_learned', 'float64')]
-GRID = [pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.slow)
+FAST = ('pp+tp+dp 8', 'names', 'lns_learned', 'float64')
+GRID = [pytest.param(*case, marks=() if case == FAST else pytest.mark.slow)
         for mesh in MESHES for remat in REMATS for scheme in SCHEMES for precision in PRECISIONS
         for case in [(mesh, remat, scheme, precision)]]
 
