@@ -21,8 +21,8 @@ from lns_jax.models import layout, loop
 STAGE = PartitionSpec('stage')
 
 
-def check(config: config_lib.ModelConfig, stages: int):
-  """Raises UserError when the layers cannot be spread over so many stages."""
+def check(config: config_lib.ModelConfig, stages: int, devices: int = 0):
+  """Raises UserError when the layers cannot be spread over so many stages of `devices` (0: of any number)."""
   if stages == 1:
     return
   if config.loop != 'scan':
@@ -34,7 +34,7 @@ def check(config: config_lib.ModelConfig, stages: int):
                     f"runs of unlike ones ({'; '.join(map(layout.run_name, runs))}); mesh.stage = 1 takes them.")
   if L % stages:
     raise UserError(f'mesh.stage = {stages} does not divide the {L} layers of the model; '
-                    f'{around(stages, divisors(L))} would.')
+                    f'{around(stages, divisors(math.gcd(L, devices)))} would.')
 
 
 def parts(config: config_lib.ModelConfig, stages: int) -> int:

@@ -81,7 +81,7 @@ def kernel_flops(instruction: Instruction, computation: Computation, keys: float
   products = next((n for name, n in KERNEL_PRODUCTS.items() if instruction.name.startswith(name)), None)
   if products is None:
     raise KeyError(instruction.name)
-  # Queries [B, H, T, h] come first. Results are no measure: of keys there are fewer heads, or more than a device's share.
+  # Queries [B, H, T, h] come first. Results are no measure: keys have fewer heads, or are more than a device's share.
   operands = (computation[name].arrays[0] for name in instruction.operands)
   return 2 * products * keys * next(a.size for a in operands if len(a.dims) == 4)
 
