@@ -100,8 +100,8 @@ ENCODER = {'family': 'encoder', 'causal': False, 'max_positions': 24}
     ({'train': {'tokens': 'many'}}, ["'many'", '100M']),
     ({'train': {'steps': 1, 'batch_size': 12, 'accumulation': 5}}, ['12', '5', '10 or 15']),
     ({'optimizer': {'weight_decay': 0.1}}, ['weight_decay', 'adamw']),
-    ({'mesh': {'data': 0}}, ['mesh', 'positive']),
-    ({'mesh': {'data': -1, 'fsdp': -1}}, ['mesh', 'one -1']),
+    ({'mesh': {'data': 0}}, ['mesh.data = 0', 'leaves no device']),
+    ({'mesh': {'data': -1, 'fsdp': -1}}, ['mesh', 'only one']),
 ])
 def test_refuses(values, words):
   with pytest.raises(UserError) as refusal:
