@@ -1,6 +1,7 @@
 """Meshes, and where parameters and batches lie on them; the rules are in `lns_jax.mesh`."""
 
 import contextlib
+import dataclasses
 import itertools
 import math
 
@@ -231,5 +232,24 @@ def fitting(config: RunConfig, devices=None) -> Mesh:
       mesh = make_mesh(config.mesh, devices)
       _check_sizes(config, mesh)
       return mesh
+  return shared(config.model, devices)
+
+
+def shared(config: ModelConfig, devices=None) -> Mesh:
+  """A mesh on which as many devices of a slice as divide D share the parameters of any model."""
+  devices = jax.devices() if devices is None else devices
   in_slice = len(devices) // len(_slices(devices, 0))
-  return make_mesh(MeshConfig(fsdp=math.gcd(config.model.d_model, in_slice)), devices)
+  return make_mesh(MeshConfig(fsdp=math.gcd(config.d_model, in_slice)), devices)
+
+
+def share(config: ModelConfig):
+  """Shardings of the parameters in the config's layout on the `shared` mesh: what `lns_jax.load` takes."""
+  return params(shared(config), config)
+
+
+def stack(mesh: Mesh, config: ModelConfig, tree):
+  """Parameters in either layout, wherever they lie -> stacked for a scanned loop and split as in training."""
+  scanned, unrolled = (dataclasses.replace(config, loop=loop) for loop in ('scan', 'unrolled'))
+  where = params(mesh, scanned if layout.is_stacked(tree['layers']) else unrolled)
+  stacked = jax.jit(lambda tree: layout.stack(tree, scanned), out_shardings=params(mesh, scanned))
+  return stacked(jax.device_put(tree, where))

@@ -189,6 +189,7 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
     other = other[name]
   choices = field.metadata['choices']
   by_type = {bool: not field.default, int: 24, float: 2.0 if field.metadata['above'] == 1.0 else 0.5, str: '1M'}
+  by_type[str] = '10:13' if path[-1] == 'steps' else by_type[str]
   changed = list(choices)[-1] if choices else by_type.get(field.type, (3, 5))
   if field.metadata['family'] == ('tower',):  # which no run trains
     return tower_setting(path[-1], changed)
