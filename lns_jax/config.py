@@ -158,8 +158,8 @@ class MeshConfig(Section):
         raise UserError(f'mesh.{axis} = 0 leaves no device; 1 does not use the axis, -1 takes what the others leave.')
     rest = [axis for axis, n in sizes.items() if n == -1]
     if len(rest) > 1:
-      raise UserError(f"{' and '.join(f'mesh.{axis}' for axis in rest)} are all -1, but only one can take what is "
-                      f'left; set --config.mesh.{rest[0]}=1.')
+      raise UserError(f"{' and '.join(f'mesh.{axis}' for axis in rest)} are -1, but only one can take what is left; "
+                      f'set --config.mesh.{rest[0]}=1.')
 
 
 @dataclasses.dataclass(frozen=True)

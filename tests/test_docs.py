@@ -53,7 +53,8 @@ def test_every_relative_link_leads_to_a_file(page):
   assert [f for f in sorted(files) if f and not (page.parent / f).exists()] == []
 
 
-GCLOUD = {'zone', 'location', 'recursive', 'scopes', 'worker', 'port'}  # names without a hyphen in other people's commands
+# Names without a hyphen in other people's commands.
+GCLOUD = {'zone', 'location', 'recursive', 'scopes', 'worker', 'port', 'role', 'member', 'format'}
 
 
 def test_every_flag_and_setting_on_the_page_of_tpus_exists():

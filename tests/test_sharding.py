@@ -133,9 +133,11 @@ def test_rules_that_collide_or_name_what_is_not_there_are_refused():
     ({'stage': 4}, {'loop': 'scan', 'num_layers': 6}, 'stage = 4 does not divide the 6 layers of the model; 2 would'),
     ({'stage': 2}, {'loop': 'scan', 'scheme': 'mix', 'mix_count': 1, 'num_layers': 2}, 'stage = 2 needs layers that are all alike'),
     ({'stage': 2}, {}, 'model.loop = scan'),
-    ({'stage': 2}, {'loop': 'scan', 'microbatches': 3}, 'batch_size = 8 is not a multiple of 12 .4 devices of mesh.data and mesh.fsdp x 3 parts in the pipeline.; 12 '),
+    ({'stage': 2}, {'loop': 'scan', 'microbatches': 3},
+     'batch_size = 8 is not a multiple of 12 .4 devices of mesh.data and mesh.fsdp x 3 parts in the pipeline.; 12 '),
     ({'sequence': 8}, {'data': {'seq_len': 252}}, '252 tokens do not .*sequence; mesh.sequence = 4 would'),
-    ({'data': 8}, {'train': {'accumulation': 2}}, 'batch_size = 8 is not a multiple of 16 .8 devices of mesh.data and mesh.fsdp x 2 micro-batches.; 16 '),
+    ({'data': 8}, {'train': {'accumulation': 2}},
+     'batch_size = 8 is not a multiple of 16 .8 devices of mesh.data and mesh.fsdp x 2 micro-batches.; 16 '),
 ])
 def test_what_does_not_divide_is_named_with_what_would(settings, changes, words):
   mesh = sharding.make_mesh(MeshConfig(**settings))

@@ -53,6 +53,19 @@ require_number() {
   [[ ${!name} =~ ^[0-9]+$ ]] || fail "--$1=${!name} is not a whole number."
 }
 
+# check_tools gcloud ...: these are on this machine. Asked for after everything that a user may have mistyped.
+check_tools() {
+  local tool
+  [[ -z $LAUNCH_DRY_RUN ]] || return 0
+  for tool in "$@"; do
+    command -v "$tool" >/dev/null || fail "$tool is not installed on this machine; --dry_run shows what would be run."
+  done
+}
+
+check_type() {
+  [[ $LAUNCH_TYPE != v5e-* ]] || fail "--type=$LAUNCH_TYPE is v5litepod-${LAUNCH_TYPE#v5e-} for gcloud and xpk."
+}
+
 # Runs a command, or prints it under --dry_run.
 run() {
   if [[ -n $LAUNCH_DRY_RUN ]]; then
@@ -144,9 +157,16 @@ status() {
   esac
 }
 
-# What a user does next with a machine that goes on by itself.
-farewell() {
-  local at="$LAUNCH_NAME --zone=$LAUNCH_ZONE${LAUNCH_PROJECT:+ --project=$LAUNCH_PROJECT}"
-  say "started; the log: gcloud compute tpus tpu-vm ssh $at --worker=0 --command='tail -f job.log'"
+# Installs and starts, and says what a user does next with a machine that goes on by itself, and costs also when it does
+# not work.
+set_up() {
+  local code=0 at="$LAUNCH_NAME --zone=$LAUNCH_ZONE${LAUNCH_PROJECT:+ --project=$LAUNCH_PROJECT}"
+  { install && start; } || code=1
+  if ((code)); then
+    say 'the hosts could not be set up: the reason is above, and the same command tries again'
+  else
+    say "started; the log: gcloud compute tpus tpu-vm ssh $at --worker=0 --command='tail -f job.log'"
+  fi
   say "it costs money until: gcloud compute tpus tpu-vm delete $at"
+  return "$code"
 }

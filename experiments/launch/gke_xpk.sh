@@ -28,6 +28,7 @@ esac
 parse 'cluster zone type name project slices reservation image restarts' 'spot dry_run' "$@"
 LAUNCH_SLICES=${LAUNCH_SLICES:-1} LAUNCH_RESTARTS=${LAUNCH_RESTARTS:-20} LAUNCH_IMAGE=${LAUNCH_IMAGE:-python:3.12}
 require cluster zone type
+check_type
 require_number slices
 require_number restarts
 common=(--cluster="$LAUNCH_CLUSTER" --tpu-type="$LAUNCH_TYPE" --num-slices="$LAUNCH_SLICES" --zone="$LAUNCH_ZONE"
@@ -37,11 +38,13 @@ if [[ $what == cluster ]]; then
   capacity=--on-demand
   [[ -z $LAUNCH_SPOT ]] || capacity=--spot
   [[ -z $LAUNCH_RESERVATION ]] || capacity=--reservation=$LAUNCH_RESERVATION
+  check_tools xpk gcloud
   run xpk cluster create "${common[@]}" "$capacity"
   exit
 fi
 require name
 require_command
+check_tools xpk gcloud
 # xpk passes SIGTERM on to the shell that it starts this with: exec makes that shell the command, which saves. A pod that
 # is told to stop has five minutes for it, instead of half a minute.
 run xpk workload create "${common[@]}" --workload="$LAUNCH_NAME" --base-docker-image="$LAUNCH_IMAGE" \

@@ -20,7 +20,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 parse 'name zone type project runtime setup' 'spot dry_run' "$@"
 require name zone type
 require_command
+check_type
+check_tools gcloud git
 create_vm
-install
-start
-farewell
+set_up

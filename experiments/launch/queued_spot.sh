@@ -23,7 +23,8 @@ set -euo pipefail
 # shellcheck source=experiments/launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-LOST=5 # looks in a row at hosts that do not answer before they are given up
+LOST=5   # looks in a row at hosts that do not answer before they are given up
+SETUPS=3 # tries to set up hosts that are there: what fails then fails on the next TPUs too
 
 request() {
   tpus queued-resources create "$LAUNCH_NAME" --node-id="$LAUNCH_NAME" --accelerator-type="$LAUNCH_TYPE" \
@@ -79,9 +80,16 @@ watch() {
 
 # One launch, until its end; prints the code.
 launch() {
+  local try
   await || { echo 75; return; }
   if [[ $(status) != running ]]; then # after a restart of this script it may be
-    { install && start; } >&2 || { say 'the hosts could not be set up'; echo 75; return; }
+    for ((try = 1; ; try++)); do
+      if { install && start; } >&2; then break; fi
+      say "the hosts could not be set up, try $try of $SETUPS"
+      if gone "$(state)"; then echo 75; return; fi
+      if ((try == SETUPS)); then echo 1; return; fi
+      sleep "$LAUNCH_POLL"
+    done
   fi
   watch
 }
@@ -92,6 +100,7 @@ require name zone type
 require_number relaunches
 require_number poll
 require_command
+check_type
 VERSION=$(runtime)
 if [[ -n $LAUNCH_DRY_RUN ]]; then
   request
@@ -102,6 +111,7 @@ if [[ -n $LAUNCH_DRY_RUN ]]; then
   remove
   exit
 fi
+check_tools gcloud git
 for ((relaunch = 0; ; relaunch++)); do
   if [[ $(state) == NONE ]]; then
     request || fail "the request was refused; gcloud says why above."
@@ -109,7 +119,7 @@ for ((relaunch = 0; ; relaunch++)); do
   code=$(launch)
   if [[ $code != 75 ]]; then
     if [[ $code != 0 ]]; then
-      say "the command ended with $code; its last lines:"
+      say "ended with $code; the last lines of the log, where there is one:"
       on_hosts 'tail -n 40 ~/job.log' >&2 || true
     fi
     [[ -n $LAUNCH_KEEP ]] || remove

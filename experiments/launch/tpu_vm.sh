@@ -20,9 +20,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 parse 'name zone type project runtime setup' 'spot dry_run' "$@"
 require name zone type
 require_command
+check_type
 [[ $LAUNCH_TYPE =~ ^(v5litepod|v6e)-[148]$|^(v2|v3|v4|v5p)-8$|^v5p-[24]$ ]] ||
   fail "--type=$LAUNCH_TYPE has several hosts or is not known; pod_slice.sh runs on every host of a slice."
+check_tools gcloud git
 create_vm
-install
-start
-farewell
+set_up

@@ -11,8 +11,8 @@ def of(result: dict) -> str:
     lines += _step(result)
   if 'flops' in result.get('eval', {}):
     e = result['eval']
-    lines.append(f"evaluation   {_giga(e['hbm_bytes_per_chip'])} GB a chip, "
-                 f"{1e3 * e['roofline']['step_seconds']:.1f} ms a batch at best")
+    lines.append(f"evaluation   {_three(e['hbm_bytes_per_chip'] / 1e9)} GB a chip, "
+                 f"{_three(1e3 * e['roofline']['step_seconds'])} ms a batch at best")
   elif 'eval' in result:
     lines += ['evaluation', *_memory(result['eval'])]
   if not result['fits']:
@@ -25,26 +25,32 @@ def _giga(n: float) -> str:
   return f'{n / 1e9:.2f}'
 
 
+def _three(n: float) -> str:
+  """Three digits that mean something, of a small program too."""
+  return f'{n:#.3g}' if n < 999.5 else f'{n:,.0f}'
+
+
 def _memory(r: dict) -> list[str]:
-  head = f"memory       {_giga(r['hbm_bytes_per_chip'])} of {_giga(r['hbm_limit'])} GB a chip: " \
+  head = f"memory       {_three(r['hbm_bytes_per_chip'] / 1e9)} of {_three(r['hbm_limit'] / 1e9)} GB a chip: " \
          f"{'fits' if r['fits'] else 'too much'}"
   if 'refusal' in r:
     return [head, f"             {r['refusal']}"]
   parts = ('argument', 'temp', 'output', 'code')
-  return [head, '             ' + ', '.join(f"{p} {_giga(r[f'{p}_bytes'])}" for p in parts)
-          + (f", and {_giga(r['host_bytes'])} GB of the host" if r['host_bytes'] else '')]
+  return [head, '             ' + ', '.join(f"{p} {_three(r[f'{p}_bytes'] / 1e9)}" for p in parts)
+          + (f", and {_three(r['host_bytes'] / 1e9)} GB of the host" if r['host_bytes'] else '')]
 
 
 def _step(r: dict) -> list[str]:
   t = r['roofline']
-  lines = [f"FLOPs        {r['flops'] / 1e12:.3f} T a chip (kernels by formula {r['kernel_flops'] / 1e12:.3f}); "
-           f"the model's own {r['model_flops'] / r['devices'] / 1e12:.3f}",
-           f"bytes        {_giga(r['bytes'])} GB of main memory a chip; {r['fusions']} fusions",
-           *(f"{kind:<24} {c['count']:>6} x, {_giga(c['bytes'])} GB a chip"
+  tera, giga = lambda n: _three(n / 1e12), lambda n: _three(n / 1e9)
+  ms = lambda of: _three(1e3 * t[f'{of}_seconds'])
+  lines = [f"FLOPs        {tera(r['flops'])} T a chip (kernels by formula {tera(r['kernel_flops'])}); "
+           f"the model's own {tera(r['model_flops'] / r['devices'])}",
+           f"bytes        {giga(r['bytes'])} GB of main memory a chip; {r['fusions']} fusions",
+           *(f"{kind:<24} {c['count']:>6} x, {giga(c['bytes'])} GB a chip"
              for kind, c in sorted(r['collectives'].items())),
-           f"time         compute {1e3 * t['compute_seconds']:.1f}, memory {1e3 * t['memory_seconds']:.1f}, links "
-           f"{1e3 * t['ici_seconds']:.1f}, other slices {1e3 * t['dcn_seconds']:.1f} ms",
-           f"step         {1e3 * t['step_seconds']:.1f} ms at best ({1e3 * t['serial_seconds']:.1f} if nothing hides "
+           f"time         compute {ms('compute')}, memory {ms('memory')}, links {ms('ici')}, other slices {ms('dcn')} ms",
+           f"step         {ms('step')} ms at best ({ms('serial')} if nothing hides "
            f"behind anything): MFU {t['mfu']:.1%}, {t['tokens_per_second']:,.0f} tokens/s",
            f'             {roofline.FORMULA}']
   if r['not_counted']:

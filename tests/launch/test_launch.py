@@ -30,6 +30,7 @@ case "$*" in
   *'queued-resources describe'*) [[ -e states.now ]] && play states.now ;;
   *'tpu-vm describe'*) [[ -e node ]] ;;
   *'job: '*) [[ ! -e states.now ]] || for word in $(play jobs.now); do echo "job: $word"; done ;;
+  *'uv pip'*) [[ ! -e broken ]] ;;
   *scp*) [[ ! -e home ]] || cp "$5" home/ ;;
   *job.pid*) [[ ! -e home ]] || for argument; do
     [[ $argument != --command=* ]] || HOME=$STAGE/home bash -c "${argument#--command=}"
@@ -108,6 +109,9 @@ def test_help_names_every_option(script, stage):
     ('gke_xpk.sh', [], ['cluster', 'workload']),
     ('gke_xpk.sh', ['cluster', '--zone=z', '--type=t'], ['--cluster', 'LAUNCH_CLUSTER']),
     ('gke_xpk.sh', ['workload', '--cluster=c', '--zone=z', '--type=t', *RUN], ['--name']),
+    ('gke_xpk.sh', ['cluster', '--cluster=c', '--zone=z', '--type=v5e-4'], ['v5e-4', 'v5litepod-4']),
+    ('tpu_vm.sh', ['--name=n', '--zone=z', '--type=v5e-4', *RUN], ['v5e-4', 'v5litepod-4']),
+    ('queued_spot.sh', ['--name=n', '--zone=z', '--type=v5e-16', *RUN], ['v5e-16', 'v5litepod-16']),
     ('gke_xpk.sh', ['cluster', '--cluster=c', '--zone=z', '--type=t', '--spot', '--reservation=r'], ['exclude']),
 ])
 def test_a_mistake_is_one_sentence_and_asks_nothing_of_gcloud(script, arguments, words, stage):
@@ -189,6 +193,26 @@ def test_spot_tpus_are_asked_for_again_until_the_command_ends(states, jobs, laun
 def test_spot_tpus_that_never_come_are_asked_for_again(stage):
   done, calls = stage('queued_spot.sh', *SPOT, states='WAITING_FOR_RESOURCES, FAILED / ACTIVE', jobs='- / none, 0')
   assert done.returncode == 0 and verbs(calls) == ['create', 'delete', *LAUNCH, 'delete']
+
+
+def test_hosts_that_cannot_be_set_up_are_no_preemption(stage, tmp_path):
+  (tmp_path / 'broken').touch()
+  done, calls = stage('queued_spot.sh', *SPOT, jobs='none')
+  assert done.returncode == 1 and verbs(calls) == ['create', *['scp', 'install'] * 3, 'tail', 'delete']
+  done, calls = stage('pod_slice.sh', *WHERE, *RUN)
+  assert done.returncode == 1 and verbs(calls) == ['create', 'scp', 'install']
+  assert 'could not be set up' in done.stderr and 'tpu-vm delete n --zone=z' in done.stderr
+
+
+@pytest.mark.parametrize('script, arguments', [
+    ('tpu_vm.sh', ['--name=n', '--zone=z', '--type=v4-8', *RUN]), ('queued_spot.sh', SPOT),
+    ('gke_xpk.sh', ['cluster', '--cluster=c', '--zone=z', '--type=v4-8'])])
+def test_without_the_vendors_tools_one_sentence_says_so(script, arguments, stage, tmp_path):
+  (tmp_path / 'bin').mkdir()
+  for tool in ('bash', 'dirname', 'sed', 'basename'):
+    (tmp_path / 'bin' / tool).symlink_to(shutil.which(tool))
+  done, _ = stage(script, *arguments, PATH=str(tmp_path / 'bin'))
+  assert done.returncode == 1 and re.fullmatch(r'error: (gcloud|xpk) is not installed .*\n', done.stderr)
 
 
 def test_a_launcher_that_is_started_anew_goes_on_with_what_runs(stage, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from lns_jax import config as config_lib
 from lns_jax.errors import UserError
-from lns_jax.train import chips, fit, hlo, mfu, roofline
+from lns_jax.train import chips, fit, hlo, mfu, roofline, table
 
 # 100 TFLOP/s, 1 TB/s, 100 GB/s to its slice and 10 GB/s to others.
 CHIP = chips.Chip(('none',), 100, 1e9, 1e12, 100e9, 10e9, 2, 4)
@@ -92,6 +92,19 @@ def test_another_topology_is_refused_with_the_nearest(topology, words):
   with pytest.raises(UserError) as error:
     chips.parse(topology)
   assert all(w in str(error.value) for w in words), error.value
+
+
+def test_the_lines_of_a_small_program_keep_their_digits():
+  seconds = {f'{of}_seconds': 2.5e-6 for of in ('compute', 'memory', 'ici', 'step', 'serial')} | {'dcn_seconds': 0.0}
+  sizes = {f'{of}_bytes': 1_787_904 for of in ('argument', 'temp', 'output', 'code')} | {'host_bytes': 0}
+  text = table.of({
+      'hbm_bytes_per_chip': 7_169_536, 'hbm_limit': 16_911_433_728, 'fits': True, **sizes, 'flops': 138_412_032.0,
+      'kernel_flops': 0.0, 'model_flops': 453_771_264.0, 'bytes': 1_846_548.0, 'fusions': 2, 'not_counted': [],
+      'collectives': {'all-reduce': {'count': 9, 'bytes': 214_236}}, 'compile_seconds': 31.0, 'devices': 4, 'slices': 1,
+      'roofline': {**seconds, 'mfu': 0.2, 'tokens_per_second': 1e6}, 'topology': 'v5e:2x2', 'status': 'compiled'})
+  for words in ('0.00717 of 16.9 GB a chip: fits', 'argument 0.00179', '9 x, 0.000214 GB', '0.000138 T a chip',
+                'compute 0.00250, ', 'step         0.00250 ms at best'):
+    assert words in text, text
 
 
 def test_the_peaks_of_chips_are_those_that_training_counts_with():
