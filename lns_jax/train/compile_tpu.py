@@ -33,12 +33,12 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
   Args:
     topology: 'v5e:4x4' and the like, of one slice.
     slices: of a pod; 0: as mesh.slices says, else one.
-    suggest: whether, when the train step does not fit, changed settings are compiled until one does.
+    suggest: whether, when a step does not fit, changed settings are compiled until one does.
 
   Returns:
-    of the train step {'hbm_bytes_per_chip', 'hbm_limit', 'fits', 'argument_bytes', 'temp_bytes', 'output_bytes' (beside
-    the arguments), 'code_bytes', 'host_bytes', 'flops' (of the program on a chip, loops by their turns), 'kernel_flops'
-    (the part of it that is by formula), 'model_flops' (of all chips, as `train.mfu` counts), 'bytes' (of main memory,
+    of the train step {'hbm_bytes_per_chip', 'hbm_limit', 'fits' (the evaluation step too), 'argument_bytes',
+    'temp_bytes', 'output_bytes' (beside the arguments), 'code_bytes', 'host_bytes', 'flops' (of the program on a chip,
+    loops by their turns), 'kernel_flops' (the part of it that is by formula), 'model_flops' (of all chips, as `train.mfu` counts), 'bytes' (of main memory,
     loops by their turns), 'compiler_flops', 'compiler_bytes' (the compiler's own counts, a loop's body once),
     'collectives' {kind: {'count', 'bytes'}}, 'fusions', 'not_counted' (kernels of unknown FLOPs, loops of unknown
     length), 'roofline' {as of `train.roofline`, 'mfu', 'tokens_per_second'}, 'compile_seconds'}; of what was compiled
@@ -59,7 +59,7 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
   found = None
   if not result['fits'] and suggest:
     found = fit.nearest(
-        config, lambda c: target.compile(target.program(c), False), target.smallest, target.chip.hbm)
+        config, lambda c: target.compile(target.program(c), with_eval), target.smallest, target.chip.hbm)
   result |= {'topology': topology, 'devices': len(target.devices), 'slices': slices, 'suggestion': found,
              'status': NEVER_RUN, 'seconds': time.perf_counter() - start}
   say(table.of(result))
@@ -118,12 +118,15 @@ class Target:
     flops = mfu.flops_per_token(c.model, c.row_tokens) * c.row_tokens
     rows = evaluate.batch_size(mesh, c.eval.batch_size or c.train.batch_size)
     result = self.read(program, *train.result(), flops * c.train.batch_size, c.row_tokens * c.train.batch_size)
-    if evaluation:  # forward alone: a third
-      result['eval'] = self.read(program, *evaluation.result(), flops / 3 * rows, c.row_tokens * rows)
+    if evaluation:  # forward alone: a third; the optimizer's state stays where it is meanwhile
+      beside = sum(row.held for row in shards.rows(program.abstract_state().opt_state))
+      result['eval'] = self.read(program, *evaluation.result(), flops / 3 * rows, c.row_tokens * rows, beside)
+      result['fits'] &= result['eval']['fits']
     return result
 
-  def read(self, program: Program, compiled, seconds: float, model_flops: float, tokens: int) -> dict[str, Any]:
-    """What a compiled step is and takes, or why it was refused."""
+  def read(self, program: Program, compiled, seconds: float, model_flops: float, tokens: int,
+           beside: int = 0) -> dict[str, Any]:
+    """What a compiled step is and takes, or why it was refused. beside: bytes that a device holds for others."""
     limit = self.chip.hbm
     if isinstance(compiled, OutOfMemory):
       return {'hbm_bytes_per_chip': compiled.needed, 'hbm_limit': limit, 'fits': False, 'refusal': str(compiled),
@@ -135,7 +138,8 @@ class Target:
     done = roofline.work(text, self.chip, mfu.visible_keys(config.model, config.row_tokens), slice_of)
     times = roofline.estimate(done, self.chip)
     new = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    total = (memory.argument_size_in_bytes + memory.temp_size_in_bytes + new + memory.generated_code_size_in_bytes)
+    total = (memory.argument_size_in_bytes + memory.temp_size_in_bytes + new + memory.generated_code_size_in_bytes
+             + beside)
     return {
         'hbm_bytes_per_chip': total, 'hbm_limit': limit, 'fits': total <= limit,
         'argument_bytes': memory.argument_size_in_bytes, 'temp_bytes': memory.temp_size_in_bytes, 'output_bytes': new,

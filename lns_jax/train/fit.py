@@ -28,7 +28,8 @@ def steps(config: RunConfig) -> Iterator[dict[str, dict[str, Any]]]:
   parts = config.train.accumulation
   while parts < config.train.batch_size:
     parts *= 2
-    yield changes | {'train': {'accumulation': parts}}
+    rows = max((config.eval.batch_size or config.train.batch_size) // parts, 1)  # an evaluation's fit as well then
+    yield changes | {'train': {'accumulation': parts}, 'eval': {'batch_size': rows}}
 
 
 def nearest(config: RunConfig, compile: Callable[[RunConfig], dict],

@@ -49,7 +49,8 @@ def _step(r: dict) -> list[str]:
            f"bytes        {giga(r['bytes'])} GB of main memory a chip; {r['fusions']} fusions",
            *(f"{kind:<24} {c['count']:>6} x, {giga(c['bytes'])} GB a chip"
              for kind, c in sorted(r['collectives'].items())),
-           f"time         compute {ms('compute')}, memory {ms('memory')}, links {ms('ici')}, other slices {ms('dcn')} ms",
+           f"time         compute {ms('compute')}, memory {ms('memory')}, links {ms('ici')}, "
+           f"other slices {ms('dcn')} ms",
            f"step         {ms('step')} ms at best ({ms('serial')} if nothing hides "
            f"behind anything): MFU {t['mfu']:.1%}, {t['tokens_per_second']:,.0f} tokens/s",
            f'             {roofline.FORMULA}']

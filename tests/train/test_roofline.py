@@ -119,7 +119,8 @@ RUN = config_lib.RunConfig(train=config_lib.TrainConfig(steps=1, batch_size=4))
 
 def changed(remat='none', data=-1, fsdp=1, accumulation=1):
   return config_lib.changed(RUN, {'model': {'remat': remat}, 'mesh': {'data': data, 'fsdp': fsdp},
-                                  'train': {'accumulation': accumulation}})
+                                  'train': {'accumulation': accumulation},
+                                  'eval': {'batch_size': 4 // accumulation if accumulation > 1 else 0}})
 
 
 def test_what_is_tried_goes_from_remat_over_fsdp_to_accumulation():
