@@ -90,9 +90,9 @@ def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
   """Rotary position embedding, half-split as Hugging Face has it: dimension i pairs with i + h/2."""
   if ctx.cos_BTf is None:
     return x_BTHh
-  x1, x2 = jnp.split(x_BTHh.astype(wide(x_BTHh)), 2, axis=-1)
-  cos, sin = ctx.cos_BTf[:, :, None], ctx.sin_BTf[:, :, None]
-  return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTHh.dtype)
+  x1, x2 = jnp.split(x_BTHh, 2, axis=-1)
+  cos, sin = (jnp.concatenate([table, table], axis=-1)[:, :, None] for table in (ctx.cos_BTf, ctx.sin_BTf))
+  return (x_BTHh * cos + jnp.concatenate([-x2, x1], axis=-1) * sin).astype(x_BTHh.dtype)
 
 
 def mask(config: config_lib.ModelConfig, ctx: Context, T: int, layer: int, S: int | None = None) -> jax.Array:
