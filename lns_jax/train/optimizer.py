@@ -89,11 +89,12 @@ def bounded(settings: OptimizerConfig, model: ModelConfig) -> bool:
   parameters, which decay adds, the same is taken. Clipping only shrinks.
   """
   f32, largest = np.float32, np.float32(2.0 ** 64)
-  with np.errstate(all='ignore'):
+  def update(m):
     mean = largest / (1 - f32(settings.b1))
-    of = [f32(settings.lr) * f32(m.lr) * (mean / f32(settings.eps * m.eps) + f32(settings.weight_decay * m.decay) * largest)
-          for m in multipliers(settings, model).values()]
-  return bool(np.isfinite(of).all() and f32(settings.b2) < 1)
+    return f32(settings.lr * m.lr) * (mean / f32(settings.eps * m.eps) + f32(settings.weight_decay * m.decay) * largest)
+  with np.errstate(all='ignore'):
+    largest_updates = [update(m) for m in multipliers(settings, model).values()]
+  return bool(np.isfinite(largest_updates).all() and f32(settings.b2) < 1)
 
 
 def decay(settings: OptimizerConfig, by_group: dict[str, float]) -> optax.GradientTransformation:
