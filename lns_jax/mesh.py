@@ -11,6 +11,7 @@ ROWS = ('data', 'fsdp')  # those that the rows of a batch are split over
 # MLP width and vocabulary; rows of a batch lie on data and fsdp together, positions of a row on sequence.
 RULES = (
     ('batch', ROWS),
+    ('looked_up', 'data'),  # rows of an embedding whose D is still split over fsdp, as its table is
     ('seq', 'sequence'),
     ('keys', None),  # positions that every query of a row may need: gathered
     ('stream', None),

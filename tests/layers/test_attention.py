@@ -23,6 +23,16 @@ def test_rotary_is_half_split():
   np.testing.assert_allclose(turned[0, 0, 0], [1, 0, 0, 0], atol=0)
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_the_halves_are_turned_exactly_alike_on_every_platform(dtype):
+  x = jax.random.normal(jax.random.key(0), (2, 3, 2, 8), dtype)
+  ways = [jax.vjp(lambda x: attention.quarter_turn(x, platform).astype('float32'), x) for platform in ('cpu', 'tpu')]
+  expected = np.concatenate([-np.asarray(x, 'float32')[..., 4:], np.asarray(x, 'float32')[..., :4]], axis=-1)
+  for turned, pull in ways:
+    np.testing.assert_array_equal(turned, expected)
+    np.testing.assert_array_equal(pull(jnp.asarray(expected))[0], x)  # turned back
+
+
 def test_positions_restart_at_each_segment():
   whole, parts = ctx(8), ctx(8, [1, 1, 1, 2, 2, 0, 0, 0])
   np.testing.assert_allclose(parts.cos_BTf[0], whole.cos_BTf[0][jnp.array([0, 1, 2, 0, 1, 0, 1, 2])], atol=0)

@@ -69,6 +69,25 @@ def test_clipping_uses_the_global_norm_and_zero_leaves_it_out(clip_norm, clipped
   np.testing.assert_allclose([updates['a'][0], updates['b'][0]], [-c / (c + 1) for c in clipped], rtol=1e-6)
 
 
+@pytest.mark.parametrize('changes, bounded', [
+    ({}, True), ({'eps': 1e-15, 'weight_decay': 0.1, 'name': 'adamw'}, True), ({'lr': 1e39}, False),
+    ({'lr': 1e20}, False), ({'eps': 0.0}, False), ({'b1': 1 - 1e-12}, False), ({'b2': 1 - 1e-12}, False)])
+def test_settings_bound_the_update_of_the_largest_gradient(changes, bounded):
+  """Where they claim to: the sum of squares of this gradient is barely finite, and the second moment may be 0."""
+  settings = OptimizerConfig(**{'lr': 1e-3, 'clip_norm': 0.0, **changes})
+  config = model()
+  assert optimizer.bounded(settings, config) == bounded
+  if bounded:
+    p = params(config)
+    tx = optimizer.make(settings, 10, config)
+    grads = jax.tree.map(lambda x: jnp.zeros_like(x).at[(0,) * x.ndim].set(1.8e18), p)
+    state = tx.init(p)
+    for _ in range(2):
+      updates, state = tx.update(grads, state, p)
+      assert np.isfinite(optax.tree_utils.tree_norm(updates))
+      grads = jax.tree.map(jnp.zeros_like, grads)
+
+
 def test_adam_equals_numpy():
   settings = OptimizerConfig(lr=0.1, schedule='constant', b1=0.9, b2=0.99, eps=1e-8)
   tx, g = optimizer.make(settings, 5, model()), [np.array([0.5, -2.0]), np.array([1.0, 3.0])]
