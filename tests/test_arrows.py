@@ -23,10 +23,11 @@ ALLOWED = {
     'data': {'config', 'errors', 'files'},
     'depth': {'config', 'errors', 'files', 'layers', 'models'},
     'train': {'advice', 'config', 'distributed', 'errors', 'files', 'host', 'layers', 'models', 'data', 'remote',
-              'sharding', 'shards'},
+              'sharding', 'shards', 'signals'},
     'interop': {'config', 'errors', 'files', 'layers', 'models', 'data', 'remote', 'sharding', 'train.checkpoint',
                 'train.run_info'},
     'reproduce': {'config', 'errors', 'files', 'paired', 'presets', 'cli', 'layers', 'data', 'depth', 'train'},
+    'signals': set(), 'joining': {'errors'}, 'distributed': {'errors', 'joining', 'signals'},
     'compile_cache': {'files'}, 'xla_flags': {'errors'},
     'cli': {'compile_cache', 'config', 'distributed', 'errors', 'files', 'host', 'presets', 'xla_flags'},
 }
