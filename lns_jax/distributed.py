@@ -28,6 +28,7 @@ if not os.environ.get('LNS_JAX_VERBOSE'):
 
 HEARTBEAT = 30  # seconds after which a silent process counts as lost
 HEARD = 2.0  # seconds in which the others hear what one has said
+COUNT = 'lns_jax/processes'  # key of how many process 0 was told that they are
 LAST_WORDS = 'lns_jax/last_words'  # key of what the first process to end has said, {'code', 'sentence'}
 PREEMPTED = LOST = 75
 FAILED = 1
@@ -235,6 +236,7 @@ def _asked(f) -> tuple[str, int, int] | None:
 def _join(coordinator: str, count: int, index: int, timeout: int):
   global _joined
   import jax
+  joining.keep_stdout()
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   me, there = Process(count, index), threading.Event()
   joining.watch(coordinator, count, index, timeout, there, me.end)
@@ -255,4 +257,15 @@ def _join(coordinator: str, count: int, index: int, timeout: int):
                     f'{(str(e).splitlines() or [type(e).__name__])[0]}.') from None
   there.set()
   _joined = me
-  me.listen(joining.client())
+  client = joining.client()
+  me.listen(client)
+  if client is not None:
+    _check_count(client, count, index)
+
+
+def _check_count(client, count: int, index: int):
+  """JAX believes process 0, whatever the others were told."""
+  if index == 0:
+    client.key_value_set(COUNT, str(count))
+  elif (first := client.blocking_key_value_get(COUNT, 60_000)) != str(count):
+    raise UserError(f'process {index} was started with --processes={count} and process 0 with --processes={first}.')
