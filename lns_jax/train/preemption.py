@@ -40,7 +40,7 @@ class Signals:
     if self._asked:
       print('preempted: a second SIGTERM ends this process at once; the same command goes on from the newest checkpoint.',
             file=sys.stderr, flush=True)
-      os._exit(128 + signal.SIGTERM)
+      os._exit(distributed.PREEMPTED)
     self._asked = True
     if self._notify is not None:
       ctypes.CFUNCTYPE(None, ctypes.c_int)(self._notify)(signal.SIGTERM)
