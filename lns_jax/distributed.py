@@ -243,7 +243,8 @@ def _join(coordinator: str, count: int, index: int, timeout: int):
   def broken():
     if there.is_set():
       me.end(LOST, lost(
-          f'another of the {count} processes has been silent for {HEARTBEAT} seconds, or process 0 ended'))
+          f'another of the {count} processes has been silent for {HEARTBEAT} seconds or was started a second time, or '
+          'process 0 ended'))
     me.end(FAILED, f'error: process {index} could not join the others at {coordinator}: --processes differs, or two '
                    f'have --process={index}.')
   try:
