@@ -7,8 +7,8 @@ from lns_jax.layers import init as init_lib
 from lns_jax.layers import schemes
 
 
-def warnings(config: RunConfig) -> list[str]:
-  """One sentence each."""
+def warnings(config: RunConfig, platform: str = '') -> list[str]:
+  """One sentence each. platform: 'cpu', 'tpu' or 'gpu', where it is known."""
   m, o = config.model, config.optimizer
   row = schemes.row(m, m.layer_ids[-1])
   sites = [schemes.site(m, m.depth, sub) for sub in schemes.SUBLAYERS]
@@ -48,6 +48,17 @@ def warnings(config: RunConfig) -> list[str]:
   if (o.alpha_clip, o.alpha_lr_ratio) != ('joint', 1.0) and not schemes.learns(m):
     found.append(f'optimizer.alpha_clip = {o.alpha_clip} and optimizer.alpha_lr_ratio = {o.alpha_lr_ratio} reach '
                  f'learned factors, and model.scheme = {m.scheme} has none.')
+  return found + _of_devices(config, platform)
+
+
+def _of_devices(config: RunConfig, platform: str) -> list[str]:
+  m, found = config.model, []
+  if m.matmul == 'fp8' and platform == 'cpu':
+    found.append('model.matmul = fp8 on a CPU is emulated, slower than model.matmul = plain: its numbers can be looked '
+                 'at here, its speed cannot.')
+  if m.microbatches and config.mesh.stage == 1:
+    found.append(f'model.microbatches = {m.microbatches} is read by a pipeline alone, and with mesh.stage = 1 there is '
+                 'none; train.accumulation cuts a batch without one.')
   return found
 
 

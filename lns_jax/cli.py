@@ -27,8 +27,9 @@ def define_config(default: str | None = None):
 
 def define_xla_flags():
   """Defines --xla_flags, which `run` obeys before the command imports jax."""
-  return flags.DEFINE_string('xla_flags', 'none', 'Compiler flags for TPUs: none; recommended, those of the chip that is '
-                             f'here; or of {", ".join(xla_flags.FLAGS)}. See lns_jax.xla_flags.')
+  return flags.DEFINE_string('xla_flags', 'none', 'Compiler flags for TPUs to compare with, never timed on a chip: none; '
+                             f'untimed, those of the chip that is here; or of {", ".join(xla_flags.FLAGS)}. See '
+                             'lns_jax.xla_flags.')
 
 
 def _before_jax():

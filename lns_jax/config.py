@@ -152,8 +152,13 @@ class MeshConfig(Section):
 
   def check(self):
     sizes = {axis: getattr(self, axis) for axis in AXES}
-    if any(n == 0 for n in sizes.values()) or list(sizes.values()).count(-1) > 1:
-      raise UserError(f'mesh sizes must be positive with at most one -1, got {sizes}.')
+    for axis, n in sizes.items():
+      if n == 0:
+        raise UserError(f'mesh.{axis} = 0 leaves no device; 1 does not use the axis, -1 takes what the others leave.')
+    rest = [axis for axis, n in sizes.items() if n == -1]
+    if len(rest) > 1:
+      raise UserError(f"{' and '.join(f'mesh.{axis}' for axis in rest)} are all -1, but only one can take what is left; "
+                      f'set --config.mesh.{rest[0]}=1.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +230,7 @@ def _neighbours(value: int, divisor: int) -> str:
 def check_batch(what: str, batch: int, parts: int, of: str):
   """Refuses a batch that does not split over `parts`, naming the nearest sizes that do."""
   if batch % parts:
-    raise UserError(f'{what} = {batch} is not a multiple of the {parts} {of}{_neighbours(batch, parts)}')
+    raise UserError(f'{what} = {batch} is not a multiple of {parts} ({of}){_neighbours(batch, parts)}')
 
 
 _SUFFIXES = {'': 1, 'K': 10**3, 'M': 10**6, 'B': 10**9, 'T': 10**12}

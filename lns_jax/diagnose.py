@@ -17,13 +17,12 @@ import tqdm
 
 from lns_jax import config as config_lib
 from lns_jax import files, remote, samples, sharding
-from lns_jax.config import MeshConfig, ModelConfig
+from lns_jax.config import ModelConfig
 from lns_jax.depth import diagnosis, finite, measures, record, scorecard, sections
 from lns_jax.depth.estimate import Estimate
 from lns_jax.errors import UserError
 from lns_jax.interop.load import is_run, load_in
 from lns_jax.layers import param
-from lns_jax.models import layout
 from lns_jax.train import log, resume, run_info
 from lns_jax.train.run import say
 
@@ -146,12 +145,11 @@ def _parts(model: str) -> tuple[str, ...]:
 def _open(path: str, dtype: str):
   """(path, config, stacked parameters, tokenizer); refuses weights that are not finite."""
   path = os.path.expanduser(remote.local(path))
-  config, params, tokenizer = load_in(dtype, path)
+  config, params, tokenizer = load_in(dtype, path, sharding=sharding.share)
   finite.check_weights(params, path)
   # One compiled body serves all layers, which is what a change of depth needs.
-  config = dataclasses.replace(config, loop='scan')
-  params = layout.stack(params, config)
-  return path, config, params, tokenizer
+  params = sharding.stack(sharding.shared(config), config, params)
+  return path, dataclasses.replace(config, loop='scan'), params, tokenizer
 
 
 @dataclasses.dataclass
@@ -201,12 +199,11 @@ def _measure(folder: pathlib.Path, name: str, model, table: dict[str, measures.M
 def _take(folder: pathlib.Path, name: str, config: ModelConfig, params, table: dict[str, measures.Measure],
           sample: samples.Sample, task: samples.Task | None, seed: int) -> _Taken:
   """Takes the measures of a table, or reads those that are kept in the folder, with a bar for all."""
-  mesh, taken = sharding.make_mesh(MeshConfig()), _Taken()
+  mesh, taken = sharding.shared(config), _Taken()
   on = {kind: task.sample if m.task else sample for kind, m in table.items()}
   costs = {kind: m.passes(config) * len(on[kind].part(m.share)) for kind, m in table.items()}
   with tqdm.tqdm(total=math.ceil(sum(costs.values())), unit='row', desc=name, mininterval=0.5, dynamic_ncols=True,
                  disable=jax.process_index() != 0) as bar, sharding.use(mesh):
-    params = jax.device_put(params, sharding.replicated(mesh))
     about = _about(config, params, seed)
     for kind, measure in table.items():
       bar.set_postfix_str(kind)

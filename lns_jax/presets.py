@@ -12,8 +12,10 @@ from lns_jax.errors import UserError, nearest
 
 
 def config_names() -> dict[str, pathlib.Path]:
-  """Shipped configs by name."""
+  """Shipped configs by name. Raises UserError where the package is on the path but not installed."""
   spec = importlib.util.find_spec('lns_jax.configs')
+  if spec is None:
+    raise UserError('lns_jax is found but not installed, and its configs lie elsewhere: pip install -e . in its folder.')
   folder = pathlib.Path(spec.submodule_search_locations[0])
   return {p.stem: p for p in sorted(folder.glob('*.py')) if not p.stem.startswith('_') and p.stem != 'common'}
 

@@ -1,6 +1,7 @@
 """Meshes, and where parameters and batches lie on them; the rules are in `lns_jax.mesh`."""
 
 import contextlib
+import dataclasses
 import itertools
 import math
 
@@ -30,8 +31,7 @@ def make_mesh(settings: MeshConfig, devices=None) -> Mesh:
   known = math.prod(n for n in sizes.values() if n > 0)
   sizes = {name: len(devices) // known if n == -1 else n for name, n in sizes.items()}
   if math.prod(sizes.values()) != len(devices):
-    asked = {name: getattr(settings, name) for name in sizes}
-    raise UserError(f'mesh sizes {asked} do not multiply to the {len(devices)} devices, -1 standing for what is left.')
+    raise UserError(_wrong_product({name: getattr(settings, name) for name in AXES}, len(devices)))
   groups, over = _slices(devices, settings.slices), settings.across
   if sizes[over] % len(groups):
     fits = [axis for axis in ('data', 'fsdp', 'stage') if not sizes[axis] % len(groups)]
@@ -44,6 +44,20 @@ def make_mesh(settings: MeshConfig, devices=None) -> Mesh:
             for group in groups]
   auto = (jax.sharding.AxisType.Auto,) * len(AXES)
   return Mesh(np.concatenate(blocks, axis=AXES.index(over)), AXES, axis_types=auto)
+
+
+def _wrong_product(asked: dict[str, int], count: int) -> str:
+  """What is wrong with sizes (-1: what is left) that do not multiply to `count`, and which single change mends it."""
+  given = {axis: n for axis, n in asked.items() if n not in (1, -1)} or {'data': 1}
+  product, rest = math.prod(given.values()), -1 in asked.values()
+  mended = []
+  for axis, n in given.items():
+    left, odd = divmod(count, product // n)
+    if left and not odd:
+      mended.append(f'mesh.{axis} = {_near(n, _divisors(left) if rest else [left])}')
+  sizes = ' x '.join(f'mesh.{axis} = {n}' for axis, n in given.items())
+  wrong = f'does not divide the {count} devices' if rest else f'takes {product} devices, and there are {count}'
+  return f"{sizes} {wrong}; {' or '.join(mended) or 'mesh.data = -1 with all others 1'} would."
 
 
 def _slices(devices: list, asked: int) -> list[list]:
@@ -125,7 +139,7 @@ def params(mesh: Mesh, config: ModelConfig, rules=RULES):
   firsts, runs = shardings['layers'], layout.runs(config)
   if config.loop == 'unrolled':
     return {**shardings, 'layers': {str(l): firsts[str(run[0])] for run in runs for l in run}}
-  pipeline.check(config, mesh.shape['stage'])
+  pipeline.check(config, mesh.shape['stage'], mesh.size)
   over, = mesh_lib.spec(('layers',), rules)
   stacked = lambda s: NamedSharding(mesh, PartitionSpec(over, *s.spec))
   return {**shardings, 'layers': {layout.run_name(run): jax.tree.map(stacked, firsts[str(run[0])]) for run in runs}}
@@ -185,16 +199,14 @@ def _near(wanted: int, fits: list[int]) -> str:
 
 def check(config: RunConfig, mesh: Mesh):
   """Refuses, before anything is compiled, a run whose sizes do not divide over the mesh; one sentence, what would."""
-  parts_of, batches = batch_parts(mesh) * config.train.accumulation, 'devices x micro-batches'
-  check_batch('train.batch_size', config.train.batch_size, parts_of, batches)
+  stages = mesh.shape['stage']
+  pipeline.check(config.model, stages, mesh.size)
+  factors = {'devices of mesh.data and mesh.fsdp': batch_parts(mesh), 'micro-batches': config.train.accumulation,
+             'parts in the pipeline': pipeline.parts(config.model, stages)}
+  check_batch('train.batch_size', config.train.batch_size, math.prod(factors.values()),
+              ' x '.join(f'{n} {what}' for what, n in factors.items() if n > 1))
   if config.model.matmul == 'fp8':
     fp8.check(mesh.devices.flat[0])
-  stages = mesh.shape['stage']
-  pipeline.check(config.model, stages)
-  if stages > 1:
-    follow = pipeline.parts(config.model, stages)
-    check_batch('train.batch_size', config.train.batch_size, parts_of * follow,
-                f'{batches} x {follow} parts in the pipeline')
   if config.model.remat == 'offload':
     loop.check_offload(mesh.devices.flat[0].platform)
   _check_sizes(config, mesh)
@@ -205,7 +217,7 @@ def _check_sizes(config: RunConfig, mesh: Mesh):
   if T % sequence:
     cls = ' (model.pooling = mean would leave out the CLS token)' if config.model.has_cls else ''
     raise UserError(f'rows of {T} tokens{cls} do not divide over the {sequence} devices of mesh.sequence; mesh.sequence '
-                    f'= {_near(sequence, _divisors(T))} would.')
+                    f'= {_near(sequence, _divisors(math.gcd(T, mesh.size)))} would.')
   params(mesh, config.model)
 
 
@@ -220,5 +232,24 @@ def fitting(config: RunConfig, devices=None) -> Mesh:
       mesh = make_mesh(config.mesh, devices)
       _check_sizes(config, mesh)
       return mesh
+  return shared(config.model, devices)
+
+
+def shared(config: ModelConfig, devices=None) -> Mesh:
+  """A mesh on which as many devices of a slice as divide D share the parameters of any model."""
+  devices = jax.devices() if devices is None else devices
   in_slice = len(devices) // len(_slices(devices, 0))
-  return make_mesh(MeshConfig(fsdp=math.gcd(config.model.d_model, in_slice)), devices)
+  return make_mesh(MeshConfig(fsdp=math.gcd(config.d_model, in_slice)), devices)
+
+
+def share(config: ModelConfig):
+  """Shardings of the parameters in the config's layout on the `shared` mesh: what `lns_jax.load` takes."""
+  return params(shared(config), config)
+
+
+def stack(mesh: Mesh, config: ModelConfig, tree):
+  """Parameters in either layout, wherever they lie -> stacked for a scanned loop and split as in training."""
+  scanned, unrolled = (dataclasses.replace(config, loop=loop) for loop in ('scan', 'unrolled'))
+  where = params(mesh, scanned if layout.is_stacked(tree['layers']) else unrolled)
+  stacked = jax.jit(lambda tree: layout.stack(tree, scanned), out_shardings=params(mesh, scanned))
+  return stacked(jax.device_put(tree, where))

@@ -9,12 +9,12 @@ import numpy as np
 import tqdm
 
 from lns_jax import files, remote, runs, samples, sharding
-from lns_jax.config import MeshConfig, ModelConfig
+from lns_jax.config import ModelConfig
 from lns_jax.data import sample as sample_lib
 from lns_jax.depth import removal
 from lns_jax.errors import UserError
 from lns_jax.interop import save as save_lib
-from lns_jax.interop.load import load, load_run_config
+from lns_jax.interop.load import load_run_config, load_shared
 from lns_jax.models import transformer
 
 TOKENS = 65_536  # of the sample that layers are chosen on: each is tried again and again
@@ -52,7 +52,8 @@ def prune(model, out, *, drop_layers: Sequence[int] = (), most_rise: float | Non
     raise UserError('--most_rise is not a number; 0.01 lets the loss rise by less than 1 %.')
   out, drop_layers, model = files.unused(out), list(dict.fromkeys(drop_layers)), remote.local(model)
   step, run = load_run_config(model)
-  config, params, _ = load(model, step=step)
+  mesh = sharding.fitting(run)
+  config, params = load_shared(model, mesh, step=step)
   sample = None
   if drop_layers:
     less = transformer.remove_layers(config, params, drop_layers)
@@ -60,9 +61,10 @@ def prune(model, out, *, drop_layers: Sequence[int] = (), most_rise: float | Non
   else:
     removal.check_spare(config)
     dataset = runs.open_dataset(model, run)
-    drop_layers, sample = _choose(config, params, dataset, most_rise, tokens)
+    drop_layers, sample = _choose(config, params, dataset, mesh, most_rise, tokens)
     less = transformer.remove_layers(config, params, drop_layers)
-  before, after = (runs.score(run, c, p, dataset, max_tokens=run.eval.max_tokens) for c, p in ((config, params), less))
+  before, after = (runs.score(run, c, p, dataset, max_tokens=run.eval.max_tokens, mesh=mesh)
+                   for c, p in ((config, params), less))
   after['params'] = sum(x.size for x in jax.tree.leaves(less[1]))
   save_lib.save(*less, out, like=model, step=step, result=after | {'step': step})
   shown = lambda found: {k: found[k] for k in runs.KEYS if k in found}
@@ -72,15 +74,14 @@ def prune(model, out, *, drop_layers: Sequence[int] = (), most_rise: float | Non
           'seconds': time.perf_counter() - start}
 
 
-def _choose(config: ModelConfig, params, dataset, most_rise: float, tokens: int) -> tuple[list[int], dict]:
+def _choose(config: ModelConfig, params, dataset, mesh, most_rise: float, tokens: int) -> tuple[list[int], dict]:
   """(ids of the layers that may go, in the order of removal; what prune's 'sample' says)."""
   rows = sample_lib.drawn(dataset, 'validation', tokens or math.inf)
-  mesh = sharding.make_mesh(MeshConfig())
   batches = samples.Batches(rows, mesh)
   with sharding.use(mesh), tqdm.tqdm(total=(config.num_layers - 1) * len(batches), desc='choosing', unit='batch',
                                      mininterval=0.5, dynamic_ncols=True, disable=jax.process_index() != 0) as bar:
     batches.tick = bar.update
-    found = removal.prune(config, jax.device_put(params, sharding.replicated(mesh)), batches, stop_at=most_rise,
+    found = removal.prune(config, params, batches, stop_at=most_rise,
                           done=lambda ids: bar.set_postfix_str(f'without {", ".join(map(str, ids))}'))
   rises = found.rise.value / found.baseline.value
   n = int(np.cumprod(rises < most_rise).sum())

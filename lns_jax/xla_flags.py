@@ -1,7 +1,7 @@
-"""Compiler flags by TPU chip, off unless --xla_flags=recommended asks for them; set before jax starts.
+"""Compiler flags by TPU chip to try, off unless --xla_flags=untimed asks for them; set before jax starts.
 
-Every name was accepted by libtpu 0.0.52, which refuses what it does not know, and what is said of bytes is of a program
-that it compiled; none has been timed on a chip. docs/tpu.md says how to compare.
+No advice: none has been timed on a chip. Every name was accepted by libtpu 0.0.52, which refuses what it does not know,
+and what is said of bytes is of one small program that it compiled. docs/tpu.md says how to compare.
 """
 
 import os
@@ -10,8 +10,8 @@ import pathlib
 from lns_jax.errors import UserError, nearest
 
 VARIABLE = 'LIBTPU_INIT_ARGS'  # read by libtpu alone: on a CPU or GPU they are nothing
-VMEM = 'More on-chip memory for a fusion: larger tiles, 7 to 16 % fewer bytes from HBM (up to 16 % more temporaries) in four layers; '\
-    'but the compiler has less of it to prefetch into.'
+VMEM = ('More on-chip memory for a fusion: larger tiles, 7 to 16 % fewer bytes from HBM (up to 16 % more temporaries) in '
+        'a program of four layers; but the compiler has less of it to prefetch into.')
 
 # chip -> {flag: (value, reason)}
 FLAGS = {
@@ -35,16 +35,16 @@ def use(choice: str, found: str | None = None) -> list[str]:
   """Adds flags to LIBTPU_INIT_ARGS and returns them; a user's own value of the same flag stays.
 
   Args:
-    choice: 'none'; 'recommended', those of the chip that is here; or a chip of the table.
+    choice: 'none'; 'untimed', those of the chip that is here; or a chip of the table.
     found: the chip that is here; default: `chip()`.
 
   Raises UserError for a chip that is not in the table.
   """
   if choice == 'none':
     return []
-  name = (chip() if found is None else found) if choice == 'recommended' else choice
-  if choice != 'recommended' and choice not in FLAGS:
-    raise UserError(f'--xla_flags={choice} is not known.{nearest(choice, ["none", "recommended", *FLAGS])}')
+  name = (chip() if found is None else found) if choice == 'untimed' else choice
+  if choice != 'untimed' and choice not in FLAGS:
+    raise UserError(f'--xla_flags={choice} is not known.{nearest(choice, ["none", "untimed", *FLAGS])}')
   given = os.environ.get(VARIABLE, '')
   own = {word.lstrip('-').partition('=')[0] for word in given.split()}
   added = [f'--{flag}={value}' for flag, (value, _) in FLAGS.get(name, {}).items() if flag not in own]

@@ -156,11 +156,11 @@ def test_epochs_drop_the_last_partial_batch():
 
 
 def test_batch_refusal_names_both_neighbours():
-  with pytest.raises(UserError, match='10 .* 4 devices; 8 or 12 would be'):
-    c.check_batch('train.batch_size', 10, 4, 'devices')
-  with pytest.raises(UserError, match='2 .* 4 devices; 4 would be'):
-    c.check_batch('train.batch_size', 2, 4, 'devices')
-  c.check_batch('train.batch_size', 12, 4, 'devices')
+  with pytest.raises(UserError, match=r'10 .* 4 \(4 devices\); 8 or 12 would be'):
+    c.check_batch('train.batch_size', 10, 4, '4 devices')
+  with pytest.raises(UserError, match=r'2 .* 4 \(4 devices\); 4 would be'):
+    c.check_batch('train.batch_size', 2, 4, '4 devices')
+  c.check_batch('train.batch_size', 12, 4, '4 devices')
 
 
 TOWER = {'family': 'tower', 'causal': False, 'patch_size': 4}
@@ -189,6 +189,7 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
     other = other[name]
   choices = field.metadata['choices']
   by_type = {bool: not field.default, int: 24, float: 2.0 if field.metadata['above'] == 1.0 else 0.5, str: '1M'}
+  by_type[str] = '10:13' if path[-1] == 'steps' else by_type[str]
   changed = list(choices)[-1] if choices else by_type.get(field.type, (3, 5))
   if field.metadata['family'] == ('tower',):  # which no run trains
     return tower_setting(path[-1], changed)
@@ -212,6 +213,24 @@ def test_every_setting_has_a_meaning_and_changes_alone(path, field):
   for name in path:
     built = built[name]
   assert built == (list(changed) if isinstance(changed, tuple) else changed)
+
+
+@pytest.mark.parametrize('mesh, words', [
+    ({'fsdp': -1}, 'mesh.data and mesh.fsdp are all -1, .*set --config.mesh.data=1.'),
+    ({'tensor': 0}, 'mesh.tensor = 0 .*; 1 does not use the axis')])
+def test_a_mesh_that_nothing_can_fill_is_refused_with_what_to_set(mesh, words):
+  with pytest.raises(UserError, match=words):
+    build(mesh=mesh, train={'steps': 1})
+
+
+@pytest.mark.parametrize('groups, platform, words', [
+    ({'model': {'matmul': 'fp8'}}, 'cpu', 'fp8 on a CPU is emulated'), ({'model': {'matmul': 'fp8'}}, 'gpu', None),
+    ({'model': {'matmul': 'fp8'}}, '', None),
+    ({'model': {'microbatches': 4}}, '', 'model.microbatches = 4 is read by a pipeline alone'),
+    ({'model': {'microbatches': 4, 'loop': 'scan'}, 'mesh': {'stage': 2}}, '', None)])
+def test_settings_that_do_nothing_on_these_devices_are_one_warning(groups, platform, words):
+  found = advice.warnings(build(**groups, train={'steps': 7}), platform)
+  assert not found if words is None else len(found) == 1 and words in found[0]
 
 
 def test_lns_with_a_depth_scaled_start_is_one_warning_that_names_both():

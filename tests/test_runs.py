@@ -30,6 +30,9 @@ def test_parameters_are_read_in_parts_and_the_loss_is_that_of_the_run(scanned):
     assert (x == y).all()
   assert [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(params['embed'])] == [
       (config.model.vocab_size, config.model.d_model // 4)]
+  _, half, _ = load(folder, dtype='bfloat16', sharding=sharding.share)
+  assert jax.tree.map(lambda x: x.sharding, half) == sharding.share(model)
+  assert all((x == y.astype(x.dtype)).all() for x, y in zip(jax.tree.leaves(half), jax.tree.leaves(params)))
   found = runs.evaluate(folder)
   assert found['loss'] == pytest.approx(result['loss'], rel=1e-6) and found['tokens'] == result['tokens']
 

@@ -1,5 +1,6 @@
 """Meshes and where parameters lie."""
 
+import collections
 import dataclasses
 
 import jax
@@ -12,7 +13,8 @@ from lns_jax import mesh as mesh_lib
 from lns_jax import sharding, shards
 from lns_jax.config import MeshConfig, RunConfig
 from lns_jax.errors import UserError
-from lns_jax.models import layout, transformer
+from lns_jax.models import transformer
+from lns_jax.train import checkpoint
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Program
 from tiny import model
@@ -31,10 +33,22 @@ def run(mesh, **changes) -> Program:
 def test_minus_one_takes_what_is_left():
   assert dict(sharding.make_mesh(MeshConfig(data=-1, fsdp=2, tensor=2)).shape) == {
       'data': 2, 'stage': 1, 'fsdp': 2, 'sequence': 1, 'tensor': 2}
-  with pytest.raises(UserError, match='8 devices'):
-    sharding.make_mesh(MeshConfig(data=3))
-  with pytest.raises(UserError, match='8 devices'):
-    sharding.make_mesh(MeshConfig(data=-1, fsdp=3))
+
+
+@pytest.mark.parametrize('sizes, words', [
+    ({'data': 3}, 'mesh.data = 3 takes 3 devices, and there are 8; mesh.data = 8 would.'),
+    ({'data': 1}, 'mesh.data = 1 takes 1 devices, and there are 8; mesh.data = 8 would.'),
+    ({'fsdp': 3}, 'mesh.fsdp = 3 does not divide the 8 devices; mesh.fsdp = 2 or 4 would.'),
+    ({'data': 3, 'fsdp': 2}, 'mesh.data = 3 x mesh.fsdp = 2 takes 6 devices, and there are 8; mesh.data = 4 would.'),
+    ({'stage': 2, 'tensor': 8}, 'mesh.stage = 2 x mesh.tensor = 8 does not divide the 8 devices; mesh.stage = 1 or '
+                                'mesh.tensor = 4 would.'),
+    ({'fsdp': 3, 'tensor': 5}, 'mesh.fsdp = 3 x mesh.tensor = 5 does not divide the 8 devices; mesh.data = -1 with all '
+                               'others 1 would.'),
+])
+def test_sizes_that_do_not_make_the_devices_are_refused_with_one_that_does(sizes, words):
+  with pytest.raises(UserError) as e:
+    sharding.make_mesh(MeshConfig(**sizes))
+  assert str(e.value) == words
 
 
 @pytest.mark.parametrize('across, sizes', [
@@ -116,12 +130,12 @@ def test_rules_that_collide_or_name_what_is_not_there_are_refused():
     ({'tensor': 4}, {'vocab_size': 258, 'num_kv_heads': 4}, r'vocab_size = 258 .*vocab_size = 256 or 260 would, .*= 2 '),
     ({'tensor': 4}, {'d_ff': 130, 'num_kv_heads': 4}, r'd_ff = 130 .*; model.d_ff = 128 or 132 would, .*tensor = 2 '),
     ({'fsdp': 8}, {'d_model': 60, 'num_heads': 2}, r'd_model = 60 .* mesh.fsdp; model.d_model = 56 or 64 would, or mesh.fsdp = 4 '),
-    ({'stage': 4}, {'loop': 'scan', 'num_layers': 6}, 'stage = 4 does not divide the 6 layers of the model; 3 would'),
+    ({'stage': 4}, {'loop': 'scan', 'num_layers': 6}, 'stage = 4 does not divide the 6 layers of the model; 2 would'),
     ({'stage': 2}, {'loop': 'scan', 'scheme': 'mix', 'mix_count': 1, 'num_layers': 2}, 'stage = 2 needs layers that are all alike'),
     ({'stage': 2}, {}, 'model.loop = scan'),
-    ({'stage': 2}, {'loop': 'scan', 'microbatches': 3}, 'batch_size = 8 is not a multiple of the 12 devices x .*; 12 '),
-    ({'sequence': 8}, {'data': {'seq_len': 252}}, '252 tokens do not .*sequence; mesh.sequence = 7 or 9 would'),
-    ({'data': 8}, {'train': {'accumulation': 2}}, 'batch_size = 8 is not a multiple of the 16 devices'),
+    ({'stage': 2}, {'loop': 'scan', 'microbatches': 3}, 'batch_size = 8 is not a multiple of 12 .4 devices of mesh.data and mesh.fsdp x 3 parts in the pipeline.; 12 '),
+    ({'sequence': 8}, {'data': {'seq_len': 252}}, '252 tokens do not .*sequence; mesh.sequence = 4 would'),
+    ({'data': 8}, {'train': {'accumulation': 2}}, 'batch_size = 8 is not a multiple of 16 .8 devices of mesh.data and mesh.fsdp x 2 micro-batches.; 16 '),
 ])
 def test_what_does_not_divide_is_named_with_what_would(settings, changes, words):
   mesh = sharding.make_mesh(MeshConfig(**settings))
@@ -137,7 +151,7 @@ def test_tokens_of_an_image_do_not_divide_by_their_class_token():
   sharding.check(RunConfig(model=dataclasses.replace(vit, pooling='mean')), mesh)
 
 
-@pytest.mark.parametrize('loop, stage', [('unrolled', 1), ('scan', 1), ('scan', 2)])
+@pytest.mark.parametrize('loop, stage', [('unrolled', 1), ('scan', 1), ('scan', 4)])
 def test_a_state_is_born_in_parts_and_changes_its_layout_in_parts(loop, stage):
   """The compiled programs hold less than a third of the whole on any of 8 devices, working memory included."""
   mesh = sharding.make_mesh(MeshConfig(data=1, stage=stage, fsdp=8 // stage))
@@ -161,6 +175,23 @@ def test_a_checkpoint_of_a_pipeline_is_split_over_its_stages():
   assert where['layers']['1']['mlp']['up'].shard_shape((64, 128)) == (8, 128)
 
 
+def test_what_a_pipeline_saves_and_restores_lies_on_its_stages(tmp_path):
+  """In bytes: of parameters and moments a quarter on each of four devices, but for gains and counts."""
+  r = run(sharding.make_mesh(MeshConfig(data=1, stage=4), jax.devices()[:4]), loop='scan', num_layers=4)
+  with sharding.use(r.mesh):
+    state = jax.jit(lambda: step_lib.init_state(r.config, 1), out_shardings=r.shardings)()
+  saved, abstract = r.to_canonical((state.params, state.opt_state)), r.canonical().abstract_state()
+  with checkpoint.Checkpointer(tmp_path, r.config.checkpoint) as saver:
+    saver.save(1, params=saved[0], opt_state=saved[1], config=config_lib.to_dict(r.config), data={})
+    saver.wait()
+    restored = saver.restore(abstract.params, abstract.opt_state)
+  for tree in (saved, (restored.params, restored.opt_state)):
+    leaves, held = jax.tree.leaves(tree), collections.Counter()
+    for shard in (s for x in leaves for s in x.addressable_shards):
+      held[shard.device] += shard.data.nbytes
+    assert len(held) == 4 and max(held.values()) < 1.02 * sum(x.nbytes for x in leaves) / 4
+
+
 def test_layers_drawn_at_once_are_those_drawn_alone():
   """Starts that depend on depth too: a run of layers 1 and 3 against two models of one of them."""
   small = dict(d_model=16, d_ff=24, vocab_size=32, num_layers=3)
@@ -172,7 +203,7 @@ def test_layers_drawn_at_once_are_those_drawn_alone():
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=2e-7)  # compiled, so that rounding differs
     jax.tree.map(close, alone[str(l)], whole[str(l)])
   stds = {l: float(np.std(whole[str(l)]['mlp']['down'])) for l in c.layer_ids}
-  assert stds[3] / stds[1] == pytest.approx(3 ** -0.5, rel=0.1)
+  assert stds[3] / stds[1] == pytest.approx(3 ** -0.5, rel=0.2)  # of 384 numbers each
   assert float(whole['3']['attn_in_norm']['gain'][0]) == pytest.approx(3 ** -0.5)
 
 

@@ -24,9 +24,9 @@ def environment(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize('choice, here, given, expected', [
     ('none', 'v6e', '--a=1', '--a=1'),
-    ('recommended', '', '', ''),  # a CPU
-    ('recommended', 'v4', '', ''),  # a chip of which nothing is known to help
-    ('recommended', 'v6e', '--a=1', '--a=1 --xla_tpu_scoped_vmem_limit_kib=98304'),
+    ('untimed', '', '', ''),  # a CPU
+    ('untimed', 'v4', '', ''),  # a chip of which nothing is tried
+    ('untimed', 'v6e', '--a=1', '--a=1 --xla_tpu_scoped_vmem_limit_kib=98304'),
     ('v5e', '', '', '--xla_tpu_scoped_vmem_limit_kib=65536'),
     ('v5e', '', '--xla_tpu_scoped_vmem_limit_kib=5', '--xla_tpu_scoped_vmem_limit_kib=5'),  # the user's own
 ])
@@ -39,7 +39,7 @@ def test_flags_of_the_chip_come_behind_those_of_the_user(choice, here, given, ex
 
 
 def test_an_unknown_chip_is_refused():
-  with pytest.raises(UserError, match='--xla_flags=v5 is not known. Did you mean .*none, recommended, v5e, v5p, v6e'):
+  with pytest.raises(UserError, match='--xla_flags=v5 is not known. Did you mean .*none, untimed, v5e, v5p, v6e'):
     xla_flags.use('v5')
 
 

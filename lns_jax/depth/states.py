@@ -70,28 +70,25 @@ def all_pairs(states: jax.Array, mask_BT: jax.Array):
   return tuple(jnp.swapaxes(v, 0, 1) for v in jax.lax.map(shifted, jnp.arange(1, S)))
 
 
-def _added(w_BT):
-  """A `transformer.Read`: sums over the tokens of each sequence of what sub-layers add, beside the stream itself.
+def _added(out):
+  """A `transformer.Read`: of each token what sub-layers add to it, beside the stream itself.
 
-  Keeps 'out' [B, T, D], and [B] each: '{sub}_branch' and '{sub}_skip', mean squares; '{name}_cosine' and
-  '{name}_count', cosines of what attn and mlp add with what they add to (a x), and of what the layer as a whole
-  changes (leaves less enters) with what enters it, and how many are defined.
+  Keeps 'out' [B, T, D], and [B, T] each: '{sub}_branch' and '{sub}_skip', mean squares; '{name}_cosine' and
+  '{name}_count', the cosine of what attn and mlp add with what they add to (a x), and of what the layer as a whole
+  changes (leaves less enters) with what enters it, and whether it is defined; 0 where it is not.
   """
-  def read(out):
-    if 'attn_x' not in out:
-      return {'out': out['out']}
-    kept, entered = {'out': out['out']}, out['attn_x']
-    pairs = {sub: (out[f'{sub}_branch'], out[f'{sub}_skip']) for sub in schemes.SUBLAYERS}
-    changed = out['out'].astype(wide(entered)) - entered.astype(wide(entered))
-    for name, (added, stream) in (pairs | {'layer': (changed, entered)}).items():
-      (u, some), (v, other) = unit(added), unit(stream)
-      w = w_BT * (some & other)
-      kept |= {f'{name}_cosine': jnp.sum(w * jnp.sum(u * v, axis=-1), axis=-1), f'{name}_count': jnp.sum(w, axis=-1)}
-    for sub, both in pairs.items():
-      for name, x in zip((f'{sub}_branch', f'{sub}_skip'), both):
-        kept[name] = jnp.sum(w_BT * jnp.mean(jnp.square(x.astype(wide(x))), axis=-1), axis=-1)
-    return kept
-  return read
+  if 'attn_x' not in out:
+    return {'out': out['out']}
+  kept, entered = {'out': out['out']}, out['attn_x']
+  pairs = {sub: (out[f'{sub}_branch'], out[f'{sub}_skip']) for sub in schemes.SUBLAYERS}
+  changed = out['out'].astype(wide(entered)) - entered.astype(wide(entered))
+  for name, (added, stream) in (pairs | {'layer': (changed, entered)}).items():
+    (u, some), (v, other) = unit(added), unit(stream)
+    kept |= {f'{name}_cosine': jnp.sum(u * v, axis=-1), f'{name}_count': some & other}
+  for sub, both in pairs.items():
+    for name, x in zip((f'{sub}_branch', f'{sub}_skip'), both):
+      kept[name] = jnp.mean(jnp.square(x.astype(wide(x))), axis=-1)
+  return kept
 
 
 TOKENS = ('all', 'last')
@@ -111,12 +108,13 @@ def counted(config: ModelConfig, batch, tokens: str, cls: bool) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
 def _sums(config: ModelConfig, params, batch, tokens: str, cls: bool):
   mask_BT = counted(config, batch, tokens, cls)
-  _, kept = transformer.stream(config, params, transformer.inputs(config, batch), read=_added(mask_BT),
+  _, kept = transformer.stream(config, params, transformer.inputs(config, batch), read=_added,
                                **transformer.placement(batch))
   layers = [kept[l] for l in config.layer_ids]
   states = jnp.stack([kept[0]['out'], *(k['out'] for k in layers)])
   angles, influences, counts = all_pairs(states, mask_BT)
-  return {**{name: jnp.stack([k[name] for k in layers], axis=1) for name in layers[0] if name != 'out'},
+  summed = lambda name: jnp.stack([jnp.sum(mask_BT * k[name], axis=-1) for k in layers], axis=1)
+  return {**{name: summed(name) for name in layers[0] if name != 'out'},
           'variance': jnp.sum(hidden_variance(states) * mask_BT, axis=-1).T, 'tokens': jnp.sum(mask_BT, axis=-1),
           'angles': angles, 'influences': influences, 'counts': counts, 'bad': finite.first_bad(states, mask_BT)}
 

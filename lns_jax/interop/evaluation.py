@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jax
 import tqdm
 
+from lns_jax import sharding
 from lns_jax.config import DataConfig
 from lns_jax.data import mmlu_dev, sources
 from lns_jax.errors import UserError
@@ -63,7 +64,7 @@ def evaluate(path, tasks: Sequence[str], *, include_path: str = '', data_dir: st
   with tempfile.TemporaryDirectory() as folder:
     manager = _manager(include_path, {spec for spec in specs if isinstance(spec, str)})
     built = eval_tasks.build(manager, specs, data_dir, num_fewshot, pathlib.Path(folder))
-    config, params, tokenizer = load_in(dtype, path, scheme=scheme or None)
+    config, params, tokenizer = load_in(dtype, path, scheme=scheme or None, sharding=sharding.share)
     model = Model(config, params, tokenizer, text_rules.of(path, config, tokenizer), add_bos=add_bos,
                   max_length=max_length, batch_size=batch_size, seed=seed)
     with contextlib.redirect_stdout(sys.stderr):  # lm-eval prints; stdout belongs to the result

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from absl import logging
 
+from lns_jax import sharding
 from lns_jax.data.tokenizers import Tokenizer
 from lns_jax.errors import UserError
 from lns_jax.interop import generate, text_rules
@@ -116,7 +117,7 @@ def write(path, texts: Sequence[str], *, max_new: int, temperature: float = 0.0,
     UserError: the model cannot be opened, is none of text, has no tokenizer, or cannot read a text.
   """
   generate.Sampling(temperature, top_k, top_p)
-  config, params, tokenizer = load_in(dtype, path, step=step)
+  config, params, tokenizer = load_in(dtype, path, step=step, sharding=sharding.share)
   if config.family != 'decoder':
     raise UserError(f'{path} is a model of family {config.family}, which writes no text.')
   if tokenizer is None:

@@ -25,7 +25,8 @@ def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=No
     weights: an opened folder or file.
     scheme: norm placement of weights that do not say theirs: those of the paper's code call themselves plain Llama.
     dtype: type that parameters are cast to; as stored by default.
-    sharding: where they are placed: one for all, or a tree; the default device by default.
+    sharding: where they are placed: one for all, a tree, or a function of the settings that gives either; the default
+      device by default.
     known: the families that the weights may be of, by model_type.
 
   Raises:
@@ -44,7 +45,8 @@ def read(weights: Weights, *, scheme: str | None = None, dtype=None, sharding=No
   stored = {e.ours: _stored(e.theirs, prefix, family, weights) for e in entries}
   _check(weights, config, entries, stored, family)
   _check_tie(weights, config, stored, family)
-  return config, _params(weights, config, entries, stored, dtype, sharding)
+  where = sharding(config) if callable(sharding) else sharding
+  return config, _params(weights, config, entries, stored, dtype, where)
 
 
 def _prefix(weights: Weights, family: families.Family) -> str:

@@ -39,18 +39,18 @@ class Scorer:
     config, params: in either layout.
     max_length: tokens that the model reads at most.
     batch_size: rows of a batch; 0: as many as BATCH_TOKENS allows, by length.
+    mesh: that on which the parameters lie already; None: they are put, whole, on every device.
   """
 
-  def __init__(self, config: ModelConfig, params, *, max_length: int, batch_size: int = 0):
+  def __init__(self, config: ModelConfig, params, *, max_length: int, batch_size: int = 0, mesh=None):
     self.max_length = max_length
     self._lengths = lengths(max_length)
-    self._mesh = sharding.make_mesh(MeshConfig())
+    self._mesh = mesh or sharding.make_mesh(MeshConfig())
     self._wanted = batch_size
-    everywhere = jax.tree.map(lambda _: sharding.replicated(self._mesh), params)
-    self._params = jax.device_put(params, everywhere)
-    rows = sharding.batch(self._mesh)
+    self._params = params if mesh else jax.device_put(params, sharding.replicated(self._mesh))
+    where, rows = jax.tree.map(lambda x: x.sharding, self._params), sharding.batch(self._mesh)
     self._step = jax.jit(lambda params, *batch: _score(config, params, *batch),
-                         in_shardings=(everywhere, rows, rows, rows, rows),
+                         in_shardings=(where, rows, rows, rows, rows),
                          out_shardings=sharding.replicated(self._mesh))
 
   def score(self, pairs: Sequence[Pair], tick: Callable[[int], None] = lambda done: None) -> list[tuple[float, bool]]:

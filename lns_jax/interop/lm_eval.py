@@ -15,13 +15,13 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from lns_jax import sharding
 from lns_jax.config import ModelConfig
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
 from lns_jax.interop import generate, text_rules
 from lns_jax.interop.likelihood import Scorer
 from lns_jax.interop.load import load_in
-from lns_jax.models import layout
 
 GENERATED = 256  # tokens at most, where a task does not say
 PROMPTS = 32  # that are generated from at a time, where the size of a batch is not given
@@ -61,9 +61,11 @@ class Model(TemplateLM):
     self.max_length = max_length or rules.length or text_rules.LENGTH
     self.cut = 0
     self._config = dataclasses.replace(config, loop='scan')  # one compiled body serves all layers
-    self._params = layout.stack(params, self._config)
+    mesh = sharding.shared(config)
+    self._params = sharding.stack(mesh, config, params)
     self._batch_size, self._seed = batch_size, seed
-    self._scorer = Scorer(self._config, self._params, max_length=self.max_length, batch_size=batch_size)
+    self._scorer = Scorer(
+        self._config, self._params, max_length=self.max_length, batch_size=batch_size, mesh=mesh)
 
   @property
   def eot_token_id(self) -> int | None:
@@ -173,7 +175,7 @@ class Opened(Model):
                **of_other_models):
     if of_other_models.keys() - {'device', 'max_batch_size'}:  # which lm-eval gives to every model
       raise UserError(f'model_args of lns_jax do not know {", ".join(sorted(of_other_models))}.')
-    config, params, tokenizer = load_in(dtype, path, step=step, scheme=scheme)
+    config, params, tokenizer = load_in(dtype, path, step=step, scheme=scheme, sharding=sharding.share)
     super().__init__(config, params, tokenizer, text_rules.of(path, config, tokenizer), add_bos=add_bos,
                      max_length=max_length, batch_size=0 if batch_size == 'auto' else int(batch_size), seed=seed)
 

@@ -52,7 +52,8 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
     path: run folder of this package, also one in a bucket (gs://), Hugging Face folder, or .gguf file.
     step: checkpoint of a run to open; the newest sound one by default.
     dtype: type that the parameters are cast to, learned factors apart, which stay float32; as saved by default.
-    sharding: where they are placed: one for all, or a tree; the default device by default.
+    sharding: where they are placed: one for all, a tree, or a function that gives either of the ModelConfig, as
+      `lns_jax.sharding.share`, by which no device ever holds the whole of a run; the default device by default.
     scheme: norm placement of weights that do not say theirs (those of the paper's code call themselves plain Llama);
       a run folder does, so that another one is refused.
 
@@ -77,6 +78,8 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
   config, params = hf.read(opened, scheme=None if record else scheme, dtype=dtype, sharding=sharding)
   if record:
     config, params = fold.unfold(config, params, record)
+    if callable(sharding):
+      params = jax.device_put(params, sharding(config))
   tokenizer = opened.tokenizer()
   if tokenizer is not None and config.family != 'vit':
     tokenizers.check_vocab(tokenizer, config.vocab_size)
@@ -86,12 +89,23 @@ def load(path, *, step: int | None = None, dtype=None, sharding=None, scheme: st
 def load_shared(path, mesh: jax.sharding.Mesh, *, step: int | None = None):
   """(ModelConfig, parameters) of a run folder, split over a mesh as in training; each device reads its own part."""
   step, config = _run_model(path, step)
-  shardings = sharding_lib.params(mesh, dataclasses.replace(config, loop='unrolled'))
-  params = checkpoint.load_params(_checkpoints(path), step=step, shardings=shardings)
-  if config.loop == 'scan':
-    stack = jax.jit(lambda tree: layout.stack(tree, config), out_shardings=sharding_lib.params(mesh, config))
-    params = stack(params)
-  return config, params
+  return config, _shared_params(path, step, config, None, lambda config: sharding_lib.params(mesh, config))
+
+
+def _shared_params(path, step: int, config: config_lib.ModelConfig, dtype, sharding):
+  """Parameters of a run folder where `sharding` lays those of a config."""
+  canonical = sharding(dataclasses.replace(config, loop='unrolled'))
+  params = _cast(checkpoint.load_params(_checkpoints(path), step=step, shardings=canonical), dtype)
+  if config.loop != 'scan':
+    return params
+  return jax.jit(lambda tree: layout.stack(tree, config), out_shardings=sharding(config))(params)
+
+
+def _cast(params, dtype):
+  if dtype is None:
+    return params
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: x if path[-1].key in schemes.LEARNED else jnp.asarray(x, dtype), params)
 
 
 def _computable(config: config_lib.ModelConfig) -> config_lib.ModelConfig:
@@ -105,17 +119,17 @@ def _computable(config: config_lib.ModelConfig) -> config_lib.ModelConfig:
   return config
 
 
-def load_in(dtype: str, path, *, step: int | None = None, scheme: str | None = None):
+def load_in(dtype: str, path, *, step: int | None = None, scheme: str | None = None, sharding=None):
   """As `load`, with parameters and compute of a type; '': the model's own.
 
   Raises UserError besides for a type that is not known, or that this machine cannot compute in, before reading.
   """
   if not dtype:
-    return load(path, step=step, scheme=scheme)
+    return load(path, step=step, scheme=scheme, sharding=sharding)
   if dtype not in PRECISIONS:
     raise UserError(f'dtype = {dtype!r} is not known.{nearest(dtype, PRECISIONS)}')
   param.dtypes(config_lib.ModelConfig(precision=PRECISIONS[dtype]))
-  config, params, tokenizer = load(path, step=step, dtype=dtype, scheme=scheme)
+  config, params, tokenizer = load(path, step=step, dtype=dtype, scheme=scheme, sharding=sharding)
   return dataclasses.replace(config, precision=PRECISIONS[dtype]), params, tokenizer
 
 
@@ -141,12 +155,12 @@ def _load_run(path, step: int | None, dtype, sharding, scheme: str | None):
   step, config = _run_model(path, step)
   if scheme is not None and scheme != config.scheme:
     raise UserError(f'{path} was trained with scheme {config.scheme!r}, not {scheme!r}.')
-  params = checkpoint.load_params(_checkpoints(path), step=step)
-  if dtype is not None:
-    params = jax.tree_util.tree_map_with_path(
-        lambda path, x: x if path[-1].key in schemes.LEARNED else jnp.asarray(x, dtype), params)
-  params = layout.native(jax.device_put(params, None if config.loop == 'scan' else sharding), config)
-  if sharding is not None and config.loop == 'scan':
-    params = jax.device_put(params, sharding)
+  if callable(sharding):
+    params = _shared_params(path, step, config, dtype, sharding)
+  else:
+    params = _cast(checkpoint.load_params(_checkpoints(path), step=step), dtype)
+    params = layout.native(jax.device_put(params, None if config.loop == 'scan' else sharding), config)
+    if sharding is not None and config.loop == 'scan':
+      params = jax.device_put(params, sharding)
   folder = files.absolute(path) / 'tokenizer'
   return config, params, tokenizers.load(folder) if folder.is_dir() else None

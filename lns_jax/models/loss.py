@@ -11,9 +11,11 @@ from lns_jax import mesh
 from lns_jax.errors import UserError
 from lns_jax.layers import param
 
-TOKEN_AXES = (*mesh.ROWS, 'sequence')  # those that split tokens
+# Those that split the positions of a row: behind a pipeline its stages, which all have the stream, share the head.
+ALONG = ('sequence', 'stage')
+TOKEN_AXES = (*mesh.ROWS, *ALONG)  # those that split tokens
 # What a device has of tokens and table, and what all have alike.
-TOKENS, TABLE, WHOLE = PartitionSpec(mesh.ROWS, 'sequence'), PartitionSpec('tensor', 'fsdp'), PartitionSpec()
+TOKENS, TABLE, WHOLE = PartitionSpec(mesh.ROWS, ALONG), PartitionSpec('tensor', 'fsdp'), PartitionSpec()
 
 
 def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array, over: str = '') -> jax.Array:
@@ -83,14 +85,21 @@ def summed_loss(x_BTD: jax.Array, table_VD: jax.Array, targets_BT, weights_BT, c
       suit the platform.
   """
   B, T, _ = x_BTD.shape
-  rows, sequence = math.prod(map(mesh.size, mesh.ROWS)), mesh.size('sequence')
-  meshed = rows * sequence > 1 and B % rows == 0 and T % sequence == 0
+  rows, along = (math.prod(map(mesh.size, axes)) for axes in (mesh.ROWS, ALONG))
+  meshed = rows * along > 1 and B % rows == 0
   if meshed:
-    B, T = B // rows, T // sequence
+    x_BTD, targets_BT, weights_BT = (_filled(v, along) for v in (x_BTD, targets_BT, weights_BT))
+    B, T = B // rows, -(-T // along)
   positions = min(T, chunk if chunk >= 0 else _positions(B, table_VD.shape[0]))
   if not positions or positions == T and not meshed:
     return jnp.sum(token_losses(logits(x_BTD, table_VD), targets_BT, weights_BT))
   return _chunked(meshed, -(-T // positions), x_BTD, table_VD, targets_BT, weights_BT)
+
+
+def _filled(v, parts: int):
+  """v [B, T, ...] with zeros behind it, so that T divides over so many parts."""
+  short = -v.shape[1] % parts
+  return jnp.pad(v, [(0, 0), (0, short)] + [(0, 0)] * (v.ndim - 2)) if short else v
 
 
 def _positions(B: int, V: int) -> int:
@@ -171,7 +180,7 @@ def _chunked_forward(meshed: bool, chunks: int, x_BTD, table_VD, targets_BT, wei
     if meshed:
       total, d_x_BTD = jax.lax.psum(total, TOKEN_AXES), jax.lax.psum(d_x_BTD, 'tensor')
       d_table_DV = jax.lax.psum_scatter(d_table_DV, 'fsdp', scatter_dimension=0, tiled=True)
-      d_table_DV = jax.lax.psum(d_table_DV, ('data', 'sequence'))
+      d_table_DV = jax.lax.psum(d_table_DV, ('data', *ALONG))
     return total, d_x_BTD, d_table_DV.T.astype(table_type)
   table_type = table_VD.dtype
   mapped = _on_each_device(meshed, gradients, (WHOLE, TOKENS, TABLE))

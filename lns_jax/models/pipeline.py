@@ -21,8 +21,8 @@ from lns_jax.models import layout, loop
 STAGE = PartitionSpec('stage')
 
 
-def check(config: config_lib.ModelConfig, stages: int):
-  """Raises UserError when the layers cannot be spread over so many stages."""
+def check(config: config_lib.ModelConfig, stages: int, devices: int = 0):
+  """Raises UserError when the layers cannot be spread over so many stages of `devices` (0: of any number)."""
   if stages == 1:
     return
   if config.loop != 'scan':
@@ -33,7 +33,7 @@ def check(config: config_lib.ModelConfig, stages: int):
     raise UserError(f'mesh.stage = {stages} needs layers that are all alike, but scheme and windows of this model make '
                     f"runs of unlike ones ({'; '.join(map(layout.run_name, runs))}); mesh.stage = 1 takes them.")
   if L % stages:
-    fits = [n for n in range(1, L + 1) if L % n == 0]
+    fits = [n for n in range(1, L + 1) if not math.gcd(L, devices) % n]
     raise UserError(f'mesh.stage = {stages} does not divide the {L} layers of the model; '
                     f'{min(fits, key=lambda n: abs(n - stages))} would.')
 

@@ -34,6 +34,7 @@ CHIPS = {
     'v7x': Chip(('TPU7x',), 1153.5, 94.74 * GIB, 3690e9, 300e9, 6.25e9, 3, 9216, library='tpu7x'),
 }
 PLANES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+GCLOUD = {'v5litepod': ('v5e', 1), 'v5e': ('v5e', 1), 'v6e': ('v6e', 1), 'v4': ('v4', 2), 'v5p': ('v5p', 2)}  # per chip
 SMALL_BOXES = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 
 
@@ -50,6 +51,12 @@ def shapes(name: str) -> tuple[tuple[int, ...], ...]:
 def parse(topology: str) -> tuple[str, tuple[int, ...]]:
   """'v5e:4x4' -> ('v5e', (4, 4)). Raises UserError for what is not lent, with the nearest that is."""
   name, _, shape = topology.partition(':')
+  kind, _, number = name.partition('-')
+  if name not in CHIPS and kind in GCLOUD and number.isdecimal() and len(number) < 6:
+    name, each = GCLOUD[kind]
+    same = min(shapes(name), key=lambda s: abs(math.prod(s) * each - int(number)))
+    raise UserError(f"--topology={topology} is gcloud's name of a machine; a topology is a chip and a shape, here "
+                    f"{name}:{'x'.join(map(str, same))}.")
   if name not in CHIPS:
     raise UserError(f'--topology={topology}: there is no chip {name!r}.{nearest(name, CHIPS)}')
   sizes = shape.split('x')

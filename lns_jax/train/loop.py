@@ -26,7 +26,7 @@ LAYER_STATS = ('variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm', 'layer_
 
 def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   """Checks everything that can be known before long work, then prepares the data."""
-  for warning in advice.warnings(config):
+  for warning in advice.warnings(config, jax.devices()[0].platform):
     say(f'warning: {warning}')
   mesh = sharding.make_mesh(config.mesh)
   sharding.check(config, mesh)

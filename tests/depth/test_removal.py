@@ -39,7 +39,7 @@ def test_the_rise_is_that_of_the_model_without_the_layer(scheme):
   whole = mean_loss(config, p, b)
   assert float(found['baseline'].value) == pytest.approx(whole, rel=1e-6)
   expected = [without(config, p, [l], b) - whole for l in config.layer_ids]
-  np.testing.assert_allclose(found['layer_drop'].value, expected, atol=2e-6)
+  np.testing.assert_allclose(found['layer_drop'].value, expected, atol=4e-6)
 
 
 @pytest.mark.parametrize('scheme, loop, d_model, rows', [
@@ -69,7 +69,7 @@ def test_without_a_sublayer_is_with_its_output_silenced(scheme):
   found, whole = depth.sublayer_drop(config, p, [b]), mean_loss(config, p, b)
   for sub in ('attn', 'mlp'):
     expected = [mean_loss(config, silenced(config, p, str(l), sub), b) - whole for l in config.layer_ids]
-    np.testing.assert_allclose(found[f'{sub}_drop'].value, expected, atol=2e-6)
+    np.testing.assert_allclose(found[f'{sub}_drop'].value, expected, atol=4e-6)
 
 
 def test_without_a_sublayer_its_norm_and_factors_go_too():

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lns_jax import depth
+from lns_jax import depth, sharding
+from lns_jax.config import MeshConfig
 from lns_jax.depth import states
 from lns_jax.errors import UserError
 from lns_jax.models import transformer
@@ -171,6 +172,16 @@ def test_ratios_and_cosines_are_of_what_is_added_and_what_it_is_added_to(scheme,
       assert found[f'{name}_cosine'].value[i] == pytest.approx(expected, abs=2e-6)
     variance = np.var(out[f'layers/{l}/out'], axis=-1)[real].mean()
     assert found['variance'].value[i + 1] == pytest.approx(variance, rel=1e-5)
+
+
+def test_stages_measure_what_one_device_does():
+  config, b = model(loop='scan', d_model=16, d_ff=32, num_layers=4), batch(T=8)
+  p, mesh = params(config), sharding.make_mesh(MeshConfig(data=2, stage=4))
+  expected = depth.profile(config, p, [b])
+  with sharding.use(mesh):
+    found = depth.profile(config, jax.device_put(p, sharding.params(mesh, config)), [b])
+  for name in expected:
+    np.testing.assert_allclose(found[name].value, expected[name].value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_another_choice_of_tokens_is_refused():

@@ -14,6 +14,7 @@ import hf_folders
 import lns_jax
 import tokenizer_cases
 from interop.test_save import VIT, run_folder
+from lns_jax import sharding
 from lns_jax.data import byte_bpe, tokenizers
 from lns_jax.errors import UserError
 from lns_jax.interop import export as export_lib
@@ -110,6 +111,9 @@ def test_the_folder_opens_as_the_model_that_it_was(run, exported):
   tokens = np.arange(24).reshape(2, 12)
   a, b = lns_jax.forward(original, its_params, tokens), lns_jax.forward(config, params, tokens)
   np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
+  config, shared, _ = lns_jax.load(out, sharding=sharding.share)
+  jax.tree.map(np.testing.assert_array_equal, shared, params)
+  assert jax.tree.map(lambda x: x.sharding, shared) == sharding.share(config)
   assert (tokenizer.encode('abc') == its_tokenizer.encode('abc')).all() and tokenizer.bos_id == its_tokenizer.bos_id
   assert found['check']['folded'] == 0 and found['check']['read_again'] < 1e-6 and found['tensors'] == 9 * 4 + 3
 

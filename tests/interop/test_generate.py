@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import hf_fixtures
+from lns_jax import sharding
 from lns_jax.config import RopeScaling
 from lns_jax.errors import UserError
 from lns_jax.interop import generate
@@ -116,6 +117,11 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch):
 def test_both_loops_write_the_same():
   scanned = model(d_model=16, d_ff=32, loop='scan')
   assert generate.generate(scanned, params(scanned), PROMPTS, max_new=6) == written()
+
+
+def test_parameters_shared_by_devices_write_the_same():
+  shared = jax.device_put(PARAMS, sharding.share(CONFIG))
+  assert generate.generate(CONFIG, shared, PROMPTS, max_new=6) == written()
 
 
 def test_nothing_to_do():

@@ -240,6 +240,8 @@ def test_parameters_are_placed_as_asked(tmp_path):
   tree = jax.tree.map(lambda x: everywhere, params)
   _, params, _ = lns_jax.load(path, sharding=tree)
   assert all(x.sharding == everywhere for x in jax.tree.leaves(params))
+  config, params, _ = lns_jax.load(path, sharding=sharding.share)
+  assert jax.tree.map(lambda x: x.sharding, params) == sharding.share(config)
 
 
 def test_a_checkpoint_of_the_papers_code_takes_its_scheme_from_the_caller(tmp_path, caplog):

@@ -72,17 +72,27 @@ def test_scores_are_those_of_each_row_alone():
   np.testing.assert_allclose([nats for nats, _ in found], [nats for nats, _ in expected], rtol=1e-5)
 
 
-@pytest.mark.parametrize('devices', [1, 4])
-def test_scores_do_not_depend_on_batches_or_devices(devices, monkeypatch):
+@pytest.mark.parametrize('devices, shared', [(1, False), (4, False), (8, True)])
+def test_scores_do_not_depend_on_batches_or_devices(devices, shared, monkeypatch):
   config = model(**MODEL)
   p, mesh = params(config), sharding.make_mesh
-  monkeypatch.setattr(sharding, 'make_mesh', lambda settings: mesh(settings, jax.devices()[:devices]))
+  monkeypatch.setattr(sharding, 'make_mesh', lambda settings, _=None: mesh(settings, jax.devices()[:devices]))
+  where = sharding.shared(config) if shared else None
+  placed = jax.device_put(p, sharding.params(where, config)) if shared else p
   expected = [naive(config, p, *pair)[0] for pair in PAIRS]
   for size in (1, 2, 3, 5, 8):
     done = []
-    found = likelihood.Scorer(config, p, max_length=64, batch_size=size).score(PAIRS, done.append)
+    found = likelihood.Scorer(config, placed, max_length=64, batch_size=size, mesh=where).score(PAIRS, done.append)
     np.testing.assert_allclose([nats for nats, _ in found], expected, rtol=1e-6)
     assert sum(done) == len(PAIRS)
+
+
+def test_devices_share_the_parameters():
+  """Whatever device they come on: of each matrix an eighth on each of 8."""
+  m = lm(p=jax.device_put(params(model(**MODEL)), jax.devices()[3]))
+  for path, x in jax.tree_util.tree_leaves_with_path(m._scorer._params):
+    parts = 1 if path[-1].key == 'gain' else 8
+    assert len(x.sharding.device_set) == 8 and x.addressable_shards[0].data.size == x.size // parts
 
 
 def test_what_is_too_long_is_cut_on_the_left():

@@ -10,6 +10,7 @@ import pytest
 from lns_jax import config as config_lib
 from lns_jax import sharding
 from lns_jax.models import loss
+from lns_jax.train import costs, hlo
 from tiny import leaves_close
 
 
@@ -88,22 +89,37 @@ def on_mesh(sizes, x, table, targets, w, chunk):
     return 3 * loss.summed_loss(x, table, targets, w, chunk)
   with sharding.use(mesh):
     f = jax.jit(jax.value_and_grad(total, (0, 1)), in_shardings=(placed, where('tensor', 'fsdp')))
-    return f(x, table), jax.jit(total)(x, table), jax.make_jaxpr(jax.grad(total, (0, 1)))(x, table)
+    f = f.lower(x, table).compile()
+    return f(x, table), jax.jit(total)(x, table), jax.make_jaxpr(jax.grad(total, (0, 1)))(x, table), f
 
 
-MESHES = [{'data': 8}, {'fsdp': 4, 'tensor': 2}, {'data': 2, 'sequence': 4}, {'fsdp': 2, 'sequence': 2, 'tensor': 2}]
+MESHES = [{'data': 8}, {'fsdp': 4, 'tensor': 2}, {'data': 2, 'sequence': 4}, {'fsdp': 2, 'sequence': 2, 'tensor': 2},
+          {'stage': 8}, {'data': 2, 'stage': 2, 'sequence': 2}]
 
 
-@pytest.mark.parametrize('precision, tolerance', [('float64', 1e-12), ('float32', 1e-6)])
+@pytest.mark.parametrize('precision, tolerance', [
+    ('float64', 1e-12), pytest.param('float32', 1e-6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('sizes', MESHES)
 def test_chunks_on_a_mesh_equal_the_plain_loss_of_one_device(sizes, precision, tolerance):
-  """Two positions a chunk; the last chunk of three positions a device is filled up."""
+  """Two positions a chunk; the last chunk of three positions a device is filled up, and 12 positions over 8 stages."""
   with jax.enable_x64(precision == 'float64'):
     x, table, targets, w = (jnp.asarray(v, precision if v.dtype == float else int) for v in example())
     expected = jax.value_and_grad(lambda x, t: 3 * loss.summed_loss(x, t, targets, w), (0, 1))(x, table)
-    found, value, _ = on_mesh(sizes, x, table, targets, w, 2)
+    found, value, *_ = on_mesh(sizes, x, table, targets, w, 2)
     assert float(value) == pytest.approx(float(expected[0]), rel=tolerance)
     leaves_close(found, expected, tolerance)
+
+
+def products(sizes) -> int:
+  """FLOPs of a device in the loss and its gradient."""
+  found = on_mesh(sizes, *(jnp.asarray(v, jnp.float32 if v.dtype == float else int) for v in example(T=32)), 2)[3]
+  program = hlo.parse(found.as_text())
+  return sum(times * costs.flops(program, i, computation) for i, computation, times in program.executed())
+
+
+def test_stages_share_the_products_of_the_head():
+  """By hand: three products of 8 rows of 32 positions, D = 16 and V = 50."""
+  assert products({'stage': 4}) == products({'data': 2, 'stage': 2}) == 3 * 2 * 8 * 32 * 16 * 50 // 4
 
 
 def test_rows_that_do_not_divide_over_the_mesh_are_the_partitioners():

@@ -36,7 +36,8 @@ def dots(config) -> int:
 
 
 @pytest.mark.parametrize('loop', ['unrolled', 'scan'])
-@pytest.mark.parametrize('more', [{'scheme': 'lns'}, {'scheme': 'res_norm', 'bias': 'all', 'qk_norm': 'head'}])
+@pytest.mark.parametrize('more', [
+    {'scheme': 'lns'}, pytest.param({'scheme': 'res_norm', 'bias': 'all', 'qk_norm': 'head'}, marks=pytest.mark.slow)])
 def test_no_policy_changes_a_number(loop, more):
   with jax.enable_x64(True):
     config = model(loop=loop, precision='float64', d_model=16, d_ff=32, **more)

@@ -40,7 +40,8 @@ CASES = {
 
 
 @pytest.mark.parametrize('case, axes', [
-    ('grouped', {'data': 2, 'sequence': 4}), ('windows', {'data': 2, 'sequence': 2, 'tensor': 2}),
+    ('windows', {'data': 2, 'sequence': 2, 'tensor': 2}),
+    pytest.param('grouped', {'data': 2, 'sequence': 4}, marks=pytest.mark.slow),
     *[pytest.param(case, axes, marks=pytest.mark.slow) for case in ('everything', 'both ways', 'learned positions')
       for axes in ({'data': 1, 'fsdp': 2, 'sequence': 2, 'tensor': 2}, {'data': 1, 'sequence': 8})]])
 def test_positions_on_several_devices_are_those_on_one(case, axes):

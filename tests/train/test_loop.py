@@ -335,8 +335,8 @@ def test_a_set_smaller_than_a_batch_is_refused_before_compiling(tmp_path, monkey
 
 
 def test_a_remote_run_folder_is_refused():
-  with pytest.raises(UserError, match='gs://bucket/run is not a local folder'):
-    loop.train(RunConfig(), 'gs://bucket/run')
+  with pytest.raises(UserError, match='s3://bucket/run cannot be a run folder: gs://'):
+    loop.train(RunConfig(), 's3://bucket/run')
 
 
 def test_comparison_is_paired_and_refuses_other_corpora(finished, text, tmp_path):

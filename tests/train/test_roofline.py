@@ -83,7 +83,7 @@ def test_topologies_are_those_that_are_lent(topology, shape):
 
 @pytest.mark.parametrize('topology, words', [
     ('v5e:4x3', ['v5e:4x4', 'v5e:2x4']), ('v5e:4x2', ['v5e:2x4']), ('v5e:32x32', ['v5e:16x16']),
-    ('v5f:4x4', ["'v5f'", "'v5p'", 'v6e']), ('v5e-16', ["'v5e-16'", 'v5e']), ('v5p:4x4', ['v5p:2x2x4']),
+    ('v5f:4x4', ["'v5f'", "'v5p'", 'v6e']), ('v5e-16', ['v5e:4x4.']), ('v5litepod-4', ['v5e:2x2.']), ('v4-32', ['v4:2x2x4.']), ('v5e-x', ["'v5e-x'"]), ('v5p:4x4', ['v5p:2x2x4']),
     ('v5e', ['v5e:1x1']), ('v4:99999999999x1', ['v4:'])])
 def test_another_topology_is_refused_with_the_nearest(topology, words):
   with pytest.raises(UserError) as error:
