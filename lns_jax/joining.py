@@ -86,7 +86,7 @@ def connected(port: int) -> int | None:
 
 
 def keep_stdout():
-  """Leaves stdout to Python alone: gloo prints there whenever devices first work together, whatever a command prints."""
+  """Leaves stdout to Python alone: gloo prints there whenever devices first work together."""
   sys.stdout.flush()
   ours = os.dup(1)
   os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

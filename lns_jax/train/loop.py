@@ -84,8 +84,9 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
   """Trains until the last step, going on from what `workdir` holds.
 
   Returns {'loss', 'perplexity', 'bits_per_byte', 'tokens' (of the evaluation; of images: 'accuracy', 'images'), 'step',
-  'train_loss', 'train_tokens', 'tokens_per_second' (of images: 'train_images', 'images_per_second'), 'params', 'start_seconds' (data, state, compiling), 'step_seconds',
-  'eval_seconds' (all evaluations), 'seconds'}, which is result.json too.
+  'train_loss', 'train_tokens', 'tokens_per_second' (of images: 'train_images', 'images_per_second'), 'params',
+  'start_seconds' (data, state, compiling), 'step_seconds', 'eval_seconds' (all evaluations), 'seconds'}, which is
+  result.json too.
 
   Raises:
     UserError: settings, data or checkpoints are not usable; or the loss or gradient became non-finite, in

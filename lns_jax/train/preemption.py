@@ -38,7 +38,7 @@ class Signals:
     if not self._begun:
       distributed.end_preempted()
     if self._asked:
-      print('preempted: a second SIGTERM ends this process at once; the same command goes on from the newest checkpoint.',
+      print('preempted: a second SIGTERM ends this process at once; the same command goes on from what is saved.',
             file=sys.stderr, flush=True)
       os._exit(distributed.PREEMPTED)
     self._asked = True

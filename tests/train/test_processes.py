@@ -26,7 +26,8 @@ def start(workdir, cache, *more, **kwargs):
     shutil.copytree(processes.ROOT / 'lns_jax/layers', text, ignore=shutil.ignore_patterns('__pycache__'))
     for path in text.glob('*.py'):
       path.rename(path.with_suffix('.txt'))
-  return processes.start('pretrain', [*RUN, f'--config.data.source={text}', f'--workdir={workdir}', *more], cache, **kwargs)
+  return processes.start('pretrain', [*RUN, f'--config.data.source={text}', f'--workdir={workdir}', *more], cache,
+                         **kwargs)
 
 
 def curve(workdir, key='loss'):
