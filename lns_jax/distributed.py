@@ -8,6 +8,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -18,15 +19,17 @@ from collections.abc import Callable
 
 from absl import flags
 
-from lns_jax import joining
+from lns_jax import joining, signals
 from lns_jax.errors import UserError
 
 flags.disclaim_key_flags()  # they belong to the command that defines them
 
 HEARTBEAT = 30  # seconds after which a silent process counts as lost
 HEARD = 2.0  # seconds in which the others hear what one has said
+COUNT = 'lns_jax/processes'  # key of how many process 0 was told that they are
 LAST_WORDS = 'lns_jax/last_words'  # key of what the first process to end has said, {'code', 'sentence'}
-LOST, FAILED = 75, 1
+PREEMPTED = LOST = 75
+FAILED = 1
 # What JAX, XLA and gloo say when another process does not answer.
 _LOSS = re.compile(r'gloo|connection (closed|reset|refused)|socket closed|heartbeat|coordination service|UNAVAILABLE|'
                    r'ABORTED|CANCELLED|DEADLINE_EXCEEDED|barrier', re.IGNORECASE)
@@ -50,11 +53,14 @@ class Process:
 
   def __init__(self, count: int, index: int):
     self.count, self.index, self.client = count, index, None
+    self._heard = signals.heard(end_preempted)
+    self.notice = None  # the address of the handler of SIGTERM by which JAX's preemption service hears
     self._silent = threading.Event()  # nothing is listened to any more
     self._last = threading.Lock()
 
   def listen(self, client):
     """Starts to wait for what another process says when it ends."""
+    self.notice = self._heard.__enter__()  # for the rest of the program
     if client is None:
       return
     self.client = client
@@ -91,9 +97,15 @@ class Process:
   def end(self, code: int, sentence: str):
     """Ends this process at once with one sentence, the first that is asked for."""
     self._last.acquire()  # for good
-    print(sentence, file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(code)
+    _end(code, sentence)
+
+
+def _end(code: int, sentence: str):
+  print(sentence, file=sys.stderr, flush=True)
+  sys.stdout.flush()
+  for child in multiprocessing.active_children():  # that prepare data
+    child.kill()
+  os._exit(code)
 
 
 def lost(how: str) -> str:
@@ -107,6 +119,18 @@ def leave(code: int, sentence: str):
   if _joined is not None:
     _joined.tell(code, f'process {_joined.index} of {_joined.count} ended: {sentence}')
     _joined.end(code, sentence)
+
+
+def end_preempted():
+  """Ends this process at once after SIGTERM, when there is nothing to be saved; and the others."""
+  sentence = 'preempted: SIGTERM came before there was anything to save; the same command goes on.'
+  leave(PREEMPTED, sentence)
+  _end(PREEMPTED, sentence)
+
+
+def notice() -> int | None:
+  """The address of the function of C that tells JAX's preemption service of SIGTERM; None when `join` found none."""
+  return None if _joined is None else _joined.notice
 
 
 def leave_if_lost(error: BaseException | None):
@@ -210,13 +234,15 @@ def _asked(f) -> tuple[str, int, int] | None:
 def _join(coordinator: str, count: int, index: int, timeout: int):
   global _joined
   import jax
+  joining.keep_stdout()
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   me, there = Process(count, index), threading.Event()
   joining.watch(coordinator, count, index, timeout, there, me.end)
   def broken():
     if there.is_set():
       me.end(LOST, lost(
-          f'another of the {count} processes has been silent for {HEARTBEAT} seconds, or process 0 ended'))
+          f'another of the {count} processes has been silent for {HEARTBEAT} seconds or was started a second time, or '
+          'process 0 ended'))
     me.end(FAILED, f'error: process {index} could not join the others at {coordinator}: --processes differs, or two '
                    f'have --process={index}.')
   try:
@@ -230,4 +256,15 @@ def _join(coordinator: str, count: int, index: int, timeout: int):
                     f'{(str(e).splitlines() or [type(e).__name__])[0]}.') from None
   there.set()
   _joined = me
-  me.listen(joining.client())
+  client = joining.client()
+  me.listen(client)
+  if client is not None:
+    _check_count(client, count, index)
+
+
+def _check_count(client, count: int, index: int):
+  """JAX believes process 0, whatever the others were told."""
+  if index == 0:
+    client.key_value_set(COUNT, str(count))
+  elif (first := client.blocking_key_value_get(COUNT, 60_000)) != str(count):
+    raise UserError(f'process {index} was started with --processes={count} and process 0 with --processes={first}.')

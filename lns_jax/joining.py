@@ -85,6 +85,14 @@ def connected(port: int) -> int | None:
   return len(found) or None
 
 
+def keep_stdout():
+  """Leaves stdout to Python alone: gloo prints there whenever devices first work together."""
+  sys.stdout.flush()
+  ours = os.dup(1)
+  os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+  sys.stdout = os.fdopen(ours, 'w', buffering=1)
+
+
 @contextlib.contextmanager
 def on_broken(act: Callable[[], None]):
   """A client of JAX's that is made in here calls `act` where it would abort: when another process is silent.

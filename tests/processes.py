@@ -30,7 +30,7 @@ def start(command: str, arguments, cache, *, processes: int = 1, devices: int = 
           for i in (range(processes) if only is None else only)]
 
 
-def ends(children, timeout: float = 240) -> list[tuple[int, str, str]]:
+def ends(children, timeout: float = 400) -> list[tuple[int, str, str]]:
   """(exit code, stdout, last line of stderr) of each."""
   try:
     found = [child.communicate(timeout=timeout) for child in children]
@@ -40,7 +40,7 @@ def ends(children, timeout: float = 240) -> list[tuple[int, str, str]]:
   return [(child.returncode, out, (err.strip().splitlines() or [''])[-1]) for child, (out, err) in zip(children, found)]
 
 
-def wait(children, condition, timeout: float = 240):
+def wait(children, condition, timeout: float = 400):
   """Returns when the condition is true; fails when a process ends before."""
   deadline = time.monotonic() + timeout
   while not condition():

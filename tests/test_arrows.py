@@ -9,7 +9,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'lns_jax'
 # A module may import from its own room and from those named here.
 ALLOWED = {
     'errors': set(), 'files': {'errors'}, 'paired': set(),
-    'joining': {'errors'}, 'distributed': {'errors', 'joining'}, 'remote': {'distributed', 'errors', 'files'},
+    'joining': {'errors'}, 'distributed': {'errors', 'joining', 'signals'}, 'remote': {'distributed', 'errors', 'files'},
     'layers.schemes': set(), 'layers.init': set(), 'layers.completep': set(),
     'settings': {'errors'}, 'host': {'errors'},
     'model_config': {'errors', 'settings', 'layers.schemes', 'layers.init'},
@@ -24,10 +24,11 @@ ALLOWED = {
     'data': {'config', 'errors', 'files'},
     'depth': {'config', 'errors', 'files', 'layers', 'models'},
     'train': {'advice', 'config', 'distributed', 'errors', 'files', 'host', 'layers', 'models', 'data', 'remote',
-              'sharding', 'shards'},
+              'sharding', 'shards', 'signals'},
     'interop': {'config', 'errors', 'files', 'layers', 'models', 'data', 'remote', 'sharding', 'train.checkpoint',
                 'train.run_info'},
     'reproduce': {'config', 'errors', 'files', 'paired', 'presets', 'cli', 'layers', 'depth', 'train'},
+    'signals': set(),
     'compile_cache': {'files'}, 'xla_flags': {'errors'},
     'cli': {'compile_cache', 'config', 'distributed', 'errors', 'files', 'host', 'presets', 'xla_flags'},
 }

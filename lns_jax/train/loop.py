@@ -85,31 +85,39 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
 
   Returns {'loss', 'perplexity', 'bits_per_byte', 'tokens' (of the evaluation; of images: 'accuracy', 'images'), 'step',
   'train_loss', 'train_tokens', 'tokens_per_second' (of images: 'train_images', 'images_per_second'), 'params',
-  'start_seconds' (data, state, compiling), 'step_seconds',
-  'eval_seconds' (all evaluations), 'seconds'}, which is result.json too.
+  'start_seconds' (data, state, compiling), 'step_seconds', 'eval_seconds' (all evaluations), 'seconds'}, which is
+  result.json too.
 
   Raises:
     UserError: settings, data or checkpoints are not usable; or the loss or gradient became non-finite, in
       which case the last good checkpoint is kept and the first bad layer and the batch are named.
     Preempted: after SIGTERM, once the state is saved.
   """
-  workdir, start, config = resume.open_workdir(workdir, bucket=True), time.perf_counter(), resolved(config)
-  run = set_up(config, workdir)
-  with (resume.held(workdir), remote.mirrored(workdir), preemption.Signals() as signals,
-        checkpoint.Checkpointer(remote.checkpoints(workdir), config.checkpoint) as saver, distributed.watched()):
-    done = distributed.from_first(lambda: resume.finished(run, saver))
-    if done:
-      say(f'{workdir} is finished: {run.steps} steps.')
-      if not (workdir / 'run_info.json').exists():
-        introduce(run)
-      return done | dict.fromkeys(('start_seconds', 'step_seconds', 'eval_seconds', 'seconds'), 0.0)
-    state, position = resume.restore_or_init(run, saver)
-    introduce(run)
-    say(f'{workdir}: compiling for {jax.device_count()} x {jax.devices()[0].device_kind}')
-    train_step = run.compile_train_step()
-    compiled = time.perf_counter()
-    with contextlib.closing(log.Writer(workdir, position['step'], config.train.tensorboard)) as writer:
-      result = Trainer(run, train_step, state, position, saver, writer, signals).fit()
+  start = time.perf_counter()
+  with preemption.Signals() as signals:
+    workdir, config = resume.open_workdir(workdir, bucket=True), resolved(config)
+    run = set_up(config, workdir)
+    with (resume.held(workdir), remote.mirrored(workdir),
+          checkpoint.Checkpointer(remote.checkpoints(workdir), config.checkpoint) as saver, distributed.watched()):
+      return go_on(run, saver, signals, start)
+
+
+def go_on(run: Run, saver: checkpoint.Checkpointer, signals: preemption.Signals, start: float) -> dict:
+  """From what the folder holds to the last step. The result of `train`; `start`: when the run began."""
+  workdir = run.workdir
+  done = distributed.from_first(lambda: resume.finished(run, saver))
+  if done:
+    say(f'{workdir} is finished: {run.steps} steps.')
+    if not (workdir / 'run_info.json').exists():
+      introduce(run)
+    return done | dict.fromkeys(('start_seconds', 'step_seconds', 'eval_seconds', 'seconds'), 0.0)
+  state, position = resume.restore_or_init(run, saver)
+  introduce(run)
+  say(f'{workdir}: compiling for {jax.device_count()} x {jax.devices()[0].device_kind}')
+  train_step = run.compile_train_step()
+  compiled = time.perf_counter()
+  with contextlib.closing(log.Writer(workdir, position['step'], run.config.train.tensorboard)) as writer:
+    result = Trainer(run, train_step, state, position, saver, writer, signals).fit()
   result |= {'seconds': time.perf_counter() - start, 'start_seconds': compiled - start}
   if jax.process_index() == 0:
     files.write_json(workdir / 'result.json', files.finite(result) | resume.identity(run))
@@ -141,6 +149,7 @@ class Trainer:
     """Runs to the last step; returns the final evaluation and totals."""
     run, began = self.run, time.perf_counter()
     start = self.position['step']
+    self.signals.begin()
     try:
       with (sharding.use(run.mesh), log.bar(run.steps, start, run.workdir.name or 'train') as self.bar,
             profile.Trace(run.config.profile.range, run.workdir) as self.trace):
@@ -163,7 +172,7 @@ class Trainer:
     batches = iter(run.dataset.train_batches(
         run.config.data.seed, t.batch_size, start_step=start, num_steps=run.steps - start,
         rows=sharding.rows(run.mesh, t.batch_size), read_threads=run.config.data.read_threads))
-    if self.signals.stop():  # while it compiled
+    if self.signals.stop():  # of several processes, JAX may have been told before `signals` was
       self._preempted()
     self.clock = time.perf_counter()
     for step in range(start + 1, run.steps + 1):

@@ -1,6 +1,7 @@
 """One run on several processes: the numbers of one, one end for all, and a restart on any other number."""
 
 import json
+import shutil
 import signal
 import time
 
@@ -10,14 +11,23 @@ import pytest
 import processes
 from lns_jax.train import log
 
-STEPS = 12
-RUN = ['--config=quickstart:tiny', f'--config.train.steps={STEPS}', '--config.train.log_every=1',
-       '--config.checkpoint.every=4', '--config.eval.every=8', '--config.eval.max_tokens=4000',
-       '--config.train.tensorboard=False', '--config.optimizer.eps=1e-3']  # rounding stays rounding
+STEPS = 100  # enough for JAX's preemption service, which looks once a second
+RUN = ['--config=quickstart:tiny', '--config.model.vocab_size=258', '--config.model.d_model=16',
+       '--config.model.d_ff=32', '--config.model.num_layers=2', '--config.data.tokenizer=byte',
+       '--config.data.validation_fraction=0.1', '--config.data.seq_len=128', f'--config.train.steps={STEPS}',
+       '--config.train.batch_size=32', '--config.train.log_every=1', '--config.checkpoint.every=25',
+       '--config.eval.every=50', '--config.eval.max_tokens=4000', '--config.train.tensorboard=False',
+       '--config.optimizer.eps=1e-3', '--config.optimizer.lr=1e-3']  # rounding stays rounding
 
 
 def start(workdir, cache, *more, **kwargs):
-  return processes.start('pretrain', [*RUN, f'--workdir={workdir}', *more], cache, **kwargs)
+  text = cache / 'text'
+  if not text.exists():  # our own sources as a small corpus
+    shutil.copytree(processes.ROOT / 'lns_jax/layers', text, ignore=shutil.ignore_patterns('__pycache__'))
+    for path in text.glob('*.py'):
+      path.rename(path.with_suffix('.txt'))
+  return processes.start('pretrain', [*RUN, f'--config.data.source={text}', f'--workdir={workdir}', *more], cache,
+                         **kwargs)
 
 
 def curve(workdir, key='loss'):
@@ -26,8 +36,8 @@ def curve(workdir, key='loss'):
 
 def result(found):
   assert [code for code, _, _ in found] == [0] * len(found), found
-  assert all(not out.strip() or 'loss' not in out for _, out, _ in found[1:])  # process 0 speaks for all
-  return json.loads(found[0][1].splitlines()[-1])
+  assert [out.count('\n') for _, out, _ in found] == [1] + [0] * (len(found) - 1)  # process 0 speaks for all
+  return json.loads(found[0][1])
 
 
 def check_same(workdir, whole):
@@ -96,9 +106,99 @@ def test_sigterm_to_one_of_two_saves_the_same_step_on_both(whole, cache, tmp_pat
 
 
 @pytest.mark.slow
+def test_sigterm_before_the_first_step_ends_both_at_once(cache, tmp_path):
+  workdir = tmp_path / 'run'
+  children = start(workdir, cache, processes=2)
+  processes.wait(children, (workdir / 'run_info.json').exists)  # it compiles now
+  children[1].send_signal(signal.SIGTERM)
+  began = time.monotonic()
+  found = processes.ends(children)
+  assert time.monotonic() - began < 15 and not curve(workdir)
+  sentence = 'preempted: SIGTERM came before there was anything to save; the same command goes on.'
+  assert [(code, last) for code, _, last in found] == [(75, f'process 1 of 2 ended: {sentence}'), (75, sentence)]
+
+
+@pytest.mark.slow
+def test_ctrl_c_to_one_of_two_ends_both(cache, tmp_path):
+  children = start(tmp_path / 'run', cache, '--config.train.steps=100000', processes=2)
+  processes.wait(children, lambda: len(curve(tmp_path / 'run')) >= 5)
+  children[1].send_signal(signal.SIGINT)
+  began = time.monotonic()
+  found = processes.ends(children)
+  assert time.monotonic() - began < 15
+  sentence = 'interrupted; what was saved is intact, and the same command goes on from there.'
+  assert [(code, last) for code, _, last in found] == [(130, f'process 1 of 2 ended: {sentence}'), (130, sentence)]
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_ends_at_once(cache, tmp_path):
+  """As the first one saves: another process, stopped, never comes to do so."""
+  children = start(tmp_path / 'run', cache, '--config.train.steps=100000', processes=2)
+  processes.wait(children, lambda: len(curve(tmp_path / 'run')) >= 5)
+  children[0].send_signal(signal.SIGSTOP)
+  for _ in range(2):
+    children[1].send_signal(signal.SIGTERM)
+    time.sleep(2)
+  assert children[1].poll() == 75
+  children[0].send_signal(signal.SIGCONT)
+  assert [code for code, _, _ in processes.ends(children)] == [75, 75]
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_counts_as_lost_within_a_minute(cache, tmp_path):
+  children = start(tmp_path / 'run', cache, '--config.train.steps=100000', processes=2)
+  processes.wait(children, lambda: len(curve(tmp_path / 'run')) >= 5)
+  children[1].send_signal(signal.SIGSTOP)
+  began = time.monotonic()
+  first, = processes.ends(children[:1])
+  assert time.monotonic() - began < 60 and first[0] == 75 and first[2].startswith('lost: another ')
+  children[1].send_signal(signal.SIGCONT)
+  second, = processes.ends(children[1:])
+  assert second[0] == 75 and second[2].startswith('lost: ')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('axes', [{'data': 2, 'stage': 2}, {'data': 2, 'fsdp': 2}], ids=str)
+def test_a_run_on_a_mesh_over_processes_ends_on_one_device(axes, whole, cache, tmp_path):
+  workdir = tmp_path / 'run'
+  children = start(workdir, cache, *(f'--config.mesh.{axis}={size}' for axis, size in axes.items()), processes=2,
+                   devices=2)
+  processes.wait(children, lambda: len(curve(workdir)) >= 3)
+  children[0].send_signal(signal.SIGTERM)
+  assert [code for code, _, _ in processes.ends(children)] == [75, 75]
+  result(processes.ends(start(workdir, cache)))
+  check_same(workdir, whole)
+
+
+@pytest.mark.slow
+def test_numbers_that_are_not_finite_end_all(cache, tmp_path):
+  found = processes.ends(start(tmp_path / 'run', cache, '--config.optimizer.lr=1e30', processes=2))
+  assert [code for code, _, _ in found] == [1, 1]
+  assert 'are not both finite, first in ' in found[0][2] and found[0][2].split('ended: ')[-1] == found[1][2]
+
+
+@pytest.mark.slow
+def test_folders_that_are_not_shared_are_refused(cache, tmp_path):
+  a, = start(tmp_path / 'a', cache, processes=2, only=[0])
+  port = next(x for x in a.args if x.startswith('--coordinator'))
+  b, = start(tmp_path / 'b', cache, port, '--processes=2', '--process=1')
+  (first, _, said), (second, _, own) = processes.ends([a, b])
+  assert (first, second) == (1, 1) and said == f'process 1 of 2 ended: {own}'
+  assert own.startswith('error: process 1 does not see what process 0 writes in ')
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_as_one(whole, cache):
+  one, two = (result(processes.ends(processes.start('evaluate', [f'--workdir={whole}'], cache, processes=n)))
+              for n in (1, 2))
+  assert two == pytest.approx(one, rel=1e-6)
+
+
+@pytest.mark.slow
 def test_two_processes_then_four_then_one_are_one_run(whole, cache, tmp_path):
   workdir = tmp_path / 'run'
-  for count, reached in ((2, 3), (4, 7)):
+  for count, more in ((2, 3), (4, 3)):
+    reached = max(curve(workdir), default=0) + more
     children = start(workdir, cache, processes=count)
     processes.wait(children, lambda: max(curve(workdir), default=0) >= reached)
     children[0].send_signal(signal.SIGTERM)
@@ -112,8 +212,7 @@ def test_an_error_of_one_is_told_to_all(cache, tmp_path):
   """Process 1 asks for other rows than process 0."""
   a, = start(tmp_path / 'run', cache, processes=2, only=[0])
   port = next(x for x in a.args if x.startswith('--coordinator'))
-  b, = processes.start('pretrain', [*RUN, '--config.data.seq_len=32', f'--workdir={tmp_path / "run"}', port,
-                                    '--processes=2', '--process=1'], cache)
+  b, = start(tmp_path / 'run', cache, '--config.data.seq_len=32', port, '--processes=2', '--process=1')
   (first, _, said), (second, _, own) = processes.ends([a, b])
   assert (first, second) == (1, 1)
   assert own.startswith('error: process 1 has rows with hash') and said == f'process 1 of 2 ended: {own}'
