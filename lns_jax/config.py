@@ -11,8 +11,9 @@ from typing import Any
 
 from lns_jax import settings
 from lns_jax.errors import UserError
-from lns_jax.model_config import BIASES, NORMS, PRECISIONS, ROPES, TEXT, ModelConfig, RopeScaling  # named here for
-from lns_jax.settings import Section, from_dict, setting, to_dict  # all, as these
+from lns_jax.model_config import (  # named here for all
+    BIASES, EXECUTION, NORMS, PRECISIONS, ROPES, TEXT, ModelConfig, RopeScaling)
+from lns_jax.settings import Section, from_dict, setting, to_dict  # as these
 
 
 @dataclasses.dataclass(frozen=True)

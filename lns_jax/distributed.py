@@ -22,8 +22,6 @@ from lns_jax import joining
 from lns_jax.errors import UserError
 
 flags.disclaim_key_flags()  # they belong to the command that defines them
-if not os.environ.get('LNS_JAX_VERBOSE'):
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # read when jaxlib is loaded: what another's end means, we say
 
 HEARTBEAT = 30  # seconds after which a silent process counts as lost
 HEARD = 2.0  # seconds in which the others hear what one has said

@@ -1,4 +1,4 @@
-"""What a run tells its user when it stops early, and how names are suggested."""
+"""What a run tells its user when it stops early, and how names and numbers are suggested."""
 
 import difflib
 from collections.abc import Iterable
@@ -21,3 +21,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
   names = sorted(names)
   close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
   return (f' Did you mean {close[0]!r}?' if close else '') + f' Known: {", ".join(names)}.'
+
+
+def around(wanted: int, fits: Iterable[int]) -> str:
+  """'4 or 8': the nearest of `fits`, of which there is one, on either side of a number."""
+  fits = sorted(fits)
+  sides = [f for f in fits if f < wanted][-1:] + [f for f in fits if f >= wanted][:1]
+  return ' or '.join(map(str, sides))
+
+
+def divisors(n: int) -> list[int]:
+  """Of n, rising."""
+  return [d for d in range(1, n + 1) if not n % d]

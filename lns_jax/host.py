@@ -1,4 +1,4 @@
-"""What must stand in the environment before jax is imported, on machines that have libtpu and no TPU."""
+"""Machines that have libtpu and no TPU: what must stand in the environment before jax is imported, and quiet."""
 
 import contextlib
 import glob

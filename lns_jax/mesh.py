@@ -44,13 +44,18 @@ def spec(axes: tuple[str | None, ...], rules=RULES, what: str = 'an array') -> P
       raise UserError(f'{what} has the logical axis {axis!r}, for which lns_jax.mesh.RULES has no rule.'
                       f'{nearest(axis, table)}')
     over = table.get(axis)
-    for name in (over,) if isinstance(over, str) else over or ():
+    for name in axes_of(over):
       if name in taken:
         raise UserError(f'{what} has the logical axes {taken[name]!r} and {axis!r}, and lns_jax.mesh.RULES lays both '
                         f'on the mesh axis {name!r}; another rule for one of them would do.')
       taken[name] = axis
     found.append(over)
   return PartitionSpec(*found)
+
+
+def axes_of(over) -> tuple[str, ...]:
+  """The mesh axes that an entry of a PartitionSpec (None, an axis, or several) names."""
+  return (over,) if isinstance(over, str) else tuple(over or ())
 
 
 def constrain(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from lns_jax.errors import UserError
+from lns_jax.errors import UserError, around, divisors
 from lns_jax.layers import init as init_lib
 from lns_jax.layers import schemes
 from lns_jax.settings import Section, setting
@@ -28,6 +28,9 @@ BIASES = {
 TEXT = ('decoder', 'encoder')  # families that read tokens
 
 NORMS = ('rmsnorm', 'layernorm', 'nonparametric_layernorm', 'dyt')
+
+# Settings that say how a model is computed, and not what.
+EXECUTION = ('precision', 'loop', 'remat', 'attention', 'matmul', 'microbatches')
 
 ROPES = ('none', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3')  # see lns_jax.layers.rope
 
@@ -148,20 +151,20 @@ class ModelConfig(Section):
   tie_embeddings: bool = setting(False, 'Whether the head is the embedding.', family=TEXT)
   precision: str = setting(
       'auto', 'Types of parameters and compute; auto: by device.', choices=PRECISIONS,
-      refused={'float16': 'is not offered: without loss scaling, gradients below 6e-8 would be lost, and no TPU computes '
-                          'in it; bfloat16 is as small and has the range of float32.'})
+      refused={'float16': 'is not offered: without loss scaling, gradients below 6e-8 would be lost, and no TPU '
+                          'computes in it; bfloat16 is as small and has the range of float32.'})
   loop: str = setting(
       'unrolled', 'unrolled: static layer index; scan: one compiled body a run.', choices=('unrolled', 'scan'))
   remat: str = setting(
-      'none', 'What a layer leaves for its backward pass. none: everything; names: the outputs of its projections and of '
-      'attention; offload: those, in the host\'s memory (TPU, GPU); full: its input alone.',
+      'none', 'What a layer leaves for its backward pass. none: everything; names: the outputs of its projections and '
+      'of attention; offload: those, in the host\'s memory (TPU, GPU); full: its input alone.',
       choices=('none', 'names', 'offload', 'full'))
   attention: str = setting(
       'auto', 'What computes attention. xla: plain products; splash: the kernel for TPUs that never holds all scores; '
       'auto: splash where platform and shape suit it.', choices=('auto', 'xla', 'splash'))
   matmul: str = setting(
-      'plain', 'Products of the blocks\' matrices. plain: in the compute type; fp8: of 8-bit floats, by qwix, where the '
-      'chip has them.', choices=('plain', 'fp8'))
+      'plain', 'Products of the blocks\' matrices. plain: in the compute type; fp8: of 8-bit floats, by qwix, where '
+      'the chip has them.', choices=('plain', 'fp8'))
   microbatches: int = setting(
       0, 'Parts of a batch that follow each other through the stages of a pipeline; 0: as many as stages.', low=0)
 
@@ -197,9 +200,8 @@ class ModelConfig(Section):
     self._check_family()
     H = self.num_heads
     if not self.head_dim and self.d_model % H:
-      fits = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0]
-      near = min(fits, key=lambda h: abs(h - H))
-      raise UserError(f'model.num_heads = {H} does not divide model.d_model = {self.d_model}; {near} heads would.')
+      raise UserError(f'model.num_heads = {H} does not divide model.d_model = {self.d_model}; '
+                      f'{around(H, divisors(self.d_model))} heads would.')
     self.fill(head_dim=self.head_dim or self.d_model // H, num_kv_heads=self.num_kv_heads or H)
     self._check_positions()
     if H % self.num_kv_heads:
@@ -275,10 +277,8 @@ class ModelConfig(Section):
                         'the least that a window holds; 0 is none.')
     if self.family == 'vit':
       if self.image_size % self.patch_size:
-        fits = [p for p in range(1, self.image_size + 1) if self.image_size % p == 0]
-        near = min(fits, key=lambda p: abs(p - self.patch_size))
         raise UserError(f'model.patch_size = {self.patch_size} does not divide model.image_size = {self.image_size}; '
-                        f'{near} would.')
+                        f'{around(self.patch_size, divisors(self.image_size))} would.')
 
   def _check_scheme(self):
     """Refuses a scheme whose settings or norm it cannot have."""

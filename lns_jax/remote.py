@@ -10,7 +10,6 @@ No lock keeps two machines from one folder in a bucket: `resume.alone` holds the
 
 import contextlib
 import pathlib
-import threading
 
 from absl import logging
 from etils import epath
@@ -19,7 +18,6 @@ from lns_jax import distributed, files
 from lns_jax.errors import UserError
 
 POINTER, _PUSHED, _LOCK = 'checkpoints.url', '.pushed.json', '.lock'
-_ONE_AT_A_TIME = threading.Lock()
 
 
 def is_url(path) -> bool:
@@ -84,7 +82,7 @@ def pull(workdir: pathlib.Path):
     for name in _known(workdir).keys() - there.keys():  # was in the bucket once
       (workdir / name).unlink(missing_ok=True)
     states = _states(workdir)
-    files.write_json(workdir / _PUSHED, {name: states[name] for name in there})
+    files.write_json(workdir / _PUSHED, {name: states[name] for name in there if name in states})
 
 
 def _files(source: epath.Path, under: str = ''):
@@ -103,11 +101,11 @@ def _known(workdir: pathlib.Path) -> dict[str, list[int]]:
 
 
 def push(workdir: pathlib.Path):
-  """Copies what process 0 changed in the local folder of a run to the bucket; of a local run nothing. Raises UserError."""
+  """Copies what process 0 changed in the local folder of a run to the bucket, if it has one. Raises UserError."""
   if not is_mirror(workdir) or not distributed.primary():
     return
   remote = checkpoints(workdir).parent
-  with _ONE_AT_A_TIME, _explained(f'{workdir} cannot be copied to {remote}'):
+  with _explained(f'{workdir} cannot be copied to {remote}'):
     known = _known(workdir)
     for name, state in _states(workdir).items():
       if known.get(name) != state:

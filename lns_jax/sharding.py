@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lns_jax import mesh as mesh_lib
 from lns_jax.config import AXES, MeshConfig, ModelConfig, RunConfig, check_batch
-from lns_jax.errors import UserError, nearest
+from lns_jax.errors import UserError, around, divisors, nearest
 from lns_jax.layers import fp8
 from lns_jax.mesh import ROWS, RULES, use  # `use` named here for all
 from lns_jax.models import layout, loop, pipeline, transformer
@@ -54,7 +54,7 @@ def _wrong_product(asked: dict[str, int], count: int) -> str:
   for axis, n in given.items():
     left, odd = divmod(count, product // n)
     if left and not odd:
-      mended.append(f'mesh.{axis} = {_near(n, _divisors(left) if rest else [left])}')
+      mended.append(f'mesh.{axis} = {around(n, divisors(left) if rest else [left])}')
   sizes = ' x '.join(f'mesh.{axis} = {n}' for axis, n in given.items())
   wrong = f'does not divide the {count} devices' if rest else f'takes {product} devices, and there are {count}'
   return f"{sizes} {wrong}; {' or '.join(mended) or 'mesh.data = -1 with all others 1'} would."
@@ -109,13 +109,8 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def parts(mesh: Mesh, over) -> int:
-  """Devices that an entry of a PartitionSpec (None, an axis, or several) stands for."""
-  return math.prod(mesh.shape[axis] for axis in mesh_axes(over))
-
-
-def mesh_axes(over) -> tuple[str, ...]:
-  """The axes that an entry of a PartitionSpec names."""
-  return (over,) if isinstance(over, str) else tuple(over or ())
+  """Devices that an entry of a PartitionSpec stands for."""
+  return math.prod(mesh.shape[axis] for axis in mesh_lib.axes_of(over))
 
 
 def params(mesh: Mesh, config: ModelConfig, rules=RULES):
@@ -124,7 +119,7 @@ def params(mesh: Mesh, config: ModelConfig, rules=RULES):
   Raises UserError when the rules do not fit the parameters or the mesh, or when a dimension does not divide over its
   mesh axes, naming the parameter, both, and what would divide.
   """
-  stages, over = mesh.shape['stage'], mesh_axes(dict(rules)['embed'])
+  stages, over = mesh.shape['stage'], mesh_lib.axes_of(dict(rules)['embed'])
   if config.loop == 'unrolled' and stages > 1 and not config.d_model % (stages * parts(mesh, over)):
     # Checkpoints of a pipeline are written in this layout: there too no device holds the layers of another stage.
     rules = tuple({**dict(rules), 'embed': ('stage', *over)}.items())
@@ -151,7 +146,7 @@ _SETTINGS = {'vocab': 'vocab_size', 'heads': 'num_heads', 'kv_heads': 'num_kv_he
 
 def _check_known(mesh: Mesh, rules):
   for axis, over in rules:
-    for name in mesh_axes(over):
+    for name in mesh_lib.axes_of(over):
       if name not in mesh.shape:
         raise UserError(f'lns_jax.mesh.RULES lays {axis!r} on the mesh axis {name!r}.{nearest(name, mesh.shape)}')
 
@@ -161,17 +156,17 @@ def _check_divides(mesh: Mesh, config: ModelConfig, leaves: list[tuple]):
   sizes = {}  # those that have to divide over a mesh axis
   for _, _, shape, spec in leaves:
     for size, over in zip(shape, spec):
-      for axis in mesh_axes(over):
+      for axis in mesh_lib.axes_of(over):
         sizes.setdefault(axis, set()).add(size)
   for name, axes, shape, spec in leaves:
     for logical, size, over in zip(axes, shape, spec):
       if size % parts(mesh, over):
-        axis = mesh_axes(over)[-1]
-        allowed = [n for n in _divisors(mesh.size) if not math.gcd(*sizes[axis]) % n]
+        axis = mesh_lib.axes_of(over)[-1]
+        allowed = divisors(math.gcd(mesh.size, *sizes[axis]))
         raise UserError(
             f'{_what(config, logical, size)} ({name}) does not divide over the {parts(mesh, over)} devices of '
             f'mesh.{axis}; {_other_sizes(config, logical, size, parts(mesh, over))}'
-            f'mesh.{axis} = {_near(mesh.shape[axis], allowed)} would fit all parameters.')
+            f'mesh.{axis} = {around(mesh.shape[axis], allowed)} would fit all parameters.')
 
 
 def _what(config: ModelConfig, logical: str, size: int) -> str:
@@ -184,17 +179,7 @@ def _other_sizes(config: ModelConfig, logical: str, size: int, n: int) -> str:
   whole = {'heads': config.d_model, 'kv_heads': config.num_heads}.get(logical)  # which the number itself has to divide
   fits = [v for v in range(n, 2 * size + n, n) if not whole or not whole % v]
   what = _what(config, logical, size)
-  return f'{what.split(" = ")[0]} = {_near(size, fits)} would, or ' if what.startswith('model.') and fits else ''
-
-
-def _divisors(n: int) -> list[int]:
-  return [d for d in range(1, n + 1) if not n % d]
-
-
-def _near(wanted: int, fits: list[int]) -> str:
-  """The nearest of `fits` on either side."""
-  sides = [max((f for f in fits if f < wanted), default=None), min((f for f in fits if f >= wanted), default=None)]
-  return ' or '.join(str(f) for f in sides if f is not None)
+  return f'{what.split(" = ")[0]} = {around(size, fits)} would, or ' if what.startswith('model.') and fits else ''
 
 
 def check(config: RunConfig, mesh: Mesh):
@@ -216,8 +201,8 @@ def _check_sizes(config: RunConfig, mesh: Mesh):
   T, sequence = config.row_tokens, mesh.shape['sequence']
   if T % sequence:
     cls = ' (model.pooling = mean would leave out the CLS token)' if config.model.has_cls else ''
-    raise UserError(f'rows of {T} tokens{cls} do not divide over the {sequence} devices of mesh.sequence; mesh.sequence '
-                    f'= {_near(sequence, _divisors(math.gcd(T, mesh.size)))} would.')
+    raise UserError(f'rows of {T} tokens{cls} do not divide over the {sequence} devices of mesh.sequence; '
+                    f'mesh.sequence = {around(sequence, divisors(math.gcd(T, mesh.size)))} would.')
   params(mesh, config.model)
 
 

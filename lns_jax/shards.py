@@ -6,6 +6,7 @@ import typing
 import jax
 import numpy as np
 
+from lns_jax import mesh
 from lns_jax.models import by_layer, layout
 
 
@@ -32,9 +33,7 @@ class Row(typing.NamedTuple):
   def place(self) -> str:
     """'(stage, fsdp, -)': by dimension, the axes of more than one device that split it."""
     sizes = self.sharding.mesh.shape
-    def axes(over):
-      names = (over,) if isinstance(over, str) else over or ()
-      return '+'.join(n for n in names if sizes[n] > 1) or '-'
+    axes = lambda over: '+'.join(n for n in mesh.axes_of(over) if sizes[n] > 1) or '-'
     spec = tuple(self.sharding.spec) + (None,) * (len(self.shape) - len(self.sharding.spec))
     return f'({", ".join(map(axes, spec))})'
 
@@ -74,7 +73,7 @@ def table(params) -> str:
 
 
 def summary(params, opt_state) -> str:
-  """A sentence: bytes on each device of parameters and optimizer, and what of the parameters is whole on all of them."""
+  """A sentence: bytes on each device of parameters and optimizer, and what of the parameters is whole on all."""
   each = {what: rows(tree) for what, tree in (('parameters', params), ('optimizer state', opt_state))}
   held = [f'{size(sum(r.held for r in found))} of {what} (of {size(sum(r.nbytes for r in found))})'
           for what, found in each.items()]

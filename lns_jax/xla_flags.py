@@ -10,8 +10,8 @@ import pathlib
 from lns_jax.errors import UserError, nearest
 
 VARIABLE = 'LIBTPU_INIT_ARGS'  # read by libtpu alone: on a CPU or GPU they are nothing
-VMEM = ('More on-chip memory for a fusion: larger tiles, 7 to 16 % fewer bytes from HBM (up to 16 % more temporaries) in '
-        'a program of four layers; but the compiler has less of it to prefetch into.')
+VMEM = ('More on-chip memory for a fusion: larger tiles, 7 to 16 % fewer bytes from HBM (up to 16 % more temporaries) '
+        'in a program of four layers; but the compiler has less of it to prefetch into.')
 
 # chip -> {flag: (value, reason)}
 FLAGS = {

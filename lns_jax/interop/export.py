@@ -26,8 +26,7 @@ DTYPES = ('float32', 'bfloat16', 'float16')
 CLOSE = 1e-5  # of the largest logit, in float32
 ROWS, T = 4, 128  # of the batch that is compared
 # Settings that say how a model was made or is run, and names of layers; a stock class computes the same without them.
-UNSAID = ('init', 'init_std', 'dyt_alpha', 'precision', 'loop', 'remat', 'attention', 'matmul',
-          'microbatches', 'layer_ids', 'depth', *fold.EXPONENTS)
+UNSAID = ('init', 'init_std', 'dyt_alpha', *config_lib.EXECUTION, 'layer_ids', 'depth', *fold.EXPONENTS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,8 +32,8 @@ def check(device: jax.Device):
   has = {'tpu': lambda: not re.match('TPU v[2-6]', device.device_kind),
          'gpu': lambda: float(device.compute_capability) >= 8.9}.get(device.platform, lambda: True)()
   if not has:
-    raise UserError(f'model.matmul = fp8 is not supported on {device.device_kind}, which has no 8-bit floats (TPU v7 and '
-                    'newer, NVIDIA Ada, H100 and newer have); model.matmul = plain is.')
+    raise UserError(f'model.matmul = fp8 is not supported on {device.device_kind}, which has no 8-bit floats (TPU v7, '
+                    'NVIDIA Ada, H100 and newer have); model.matmul = plain is.')
 
 
 def _to_8_bits(x: jax.Array, axes: str, kept: str, dtype):

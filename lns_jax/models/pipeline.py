@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from lns_jax import config as config_lib
 from lns_jax import mesh
-from lns_jax.errors import UserError
+from lns_jax.errors import UserError, around, divisors
 from lns_jax.models import layout, loop
 
 STAGE = PartitionSpec('stage')
@@ -33,9 +33,8 @@ def check(config: config_lib.ModelConfig, stages: int, devices: int = 0):
     raise UserError(f'mesh.stage = {stages} needs layers that are all alike, but scheme and windows of this model make '
                     f"runs of unlike ones ({'; '.join(map(layout.run_name, runs))}); mesh.stage = 1 takes them.")
   if L % stages:
-    fits = [n for n in range(1, L + 1) if not math.gcd(L, devices) % n]
     raise UserError(f'mesh.stage = {stages} does not divide the {L} layers of the model; '
-                    f'{min(fits, key=lambda n: abs(n - stages))} would.')
+                    f'{around(stages, divisors(math.gcd(L, devices)))} would.')
 
 
 def parts(config: config_lib.ModelConfig, stages: int) -> int:

@@ -69,8 +69,3 @@ def parse(topology: str) -> tuple[str, tuple[int, ...]]:
   near = sorted(known, key=distance)[:3]
   forms = ', '.join(f'{name}:{"x".join(map(str, s))}' for s in near)
   raise UserError(f'--topology={topology}: {name} is not lent in the shape {shape!r}; the nearest are {forms}.')
-
-
-def peak(name: str) -> float:
-  """FLOP/s of one device in bf16."""
-  return CHIPS[name].tflops * 1e12

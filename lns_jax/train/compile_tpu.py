@@ -42,9 +42,9 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
     loops by their turns), 'compiler_flops', 'compiler_bytes' (the compiler's own counts, a loop's body once),
     'collectives' {kind: {'count', 'bytes'}}, 'fusions', 'not_counted' (kernels of unknown FLOPs, loops of unknown
     length), 'roofline' {as of `train.roofline`, 'mfu', 'tokens_per_second'}, 'compile_seconds'}; of what was compiled
-    {'topology', 'devices', 'slices'}; 'eval' (as of the train step), 'suggestion' (a list of flags; None when it fits or
-    nothing was found), 'status', 'seconds'. Bytes and FLOPs are of one device. Where the compiler refuses for want of
-    memory its own figures alone are there.
+    {'topology', 'devices', 'slices'}; 'eval' (as of the train step), 'suggestion' (a list of flags; None when it fits
+    or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of one device. Where the compiler refuses for want
+    of memory its own figures alone are there.
 
   Raises:
     UserError: topology, mesh or batch are not possible, or libtpu cannot be loaded.
@@ -58,7 +58,8 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
   result = target.compile(program, with_eval)
   found = None
   if not result['fits'] and suggest:
-    found = fit.nearest(config, lambda c: target.compile(target.program(c), False), target.smallest)
+    found = fit.nearest(
+        config, lambda c: target.compile(target.program(c), False), target.smallest, target.chip.hbm)
   result |= {'topology': topology, 'devices': len(target.devices), 'slices': slices, 'suggestion': found,
              'status': NEVER_RUN, 'seconds': time.perf_counter() - start}
   say(table.of(result))

@@ -73,7 +73,7 @@ def _meetings(inputs: int, outputs: int, window: dict[str, int]) -> int:
   return int(np.sum((hole == 0) & (index >= 0) & (index < inputs)))
 
 
-def kernel_flops(instruction: Instruction, keys: float) -> float:
+def kernel_flops(instruction: Instruction, computation: Computation, keys: float) -> float:
   """FLOPs of a call of an attention kernel, by formula: 2 for each product, entry of its queries and visible key.
 
   keys: visible to a query on average. Raises KeyError for a kernel of another name.
@@ -81,7 +81,9 @@ def kernel_flops(instruction: Instruction, keys: float) -> float:
   products = next((n for name, n in KERNEL_PRODUCTS.items() if instruction.name.startswith(name)), None)
   if products is None:
     raise KeyError(instruction.name)
-  return 2 * products * keys * max(a.size for a in instruction.arrays if len(a.dims) == 4 and a.dtype != 'f32')
+  # Queries [B, H, T, h] come first. Results are no measure: keys have fewer heads, or are more than a device's share.
+  operands = (computation[name].arrays[0] for name in instruction.operands)
+  return 2 * products * keys * next(a.size for a in operands if len(a.dims) == 4)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,4 +87,5 @@ def summary(sums: dict[str, float], batch_means: list[float]) -> dict[str, float
     return {'loss': loss, 'accuracy': sums['correct'] / sums['weight'], 'images': count}
   bits = sums['loss'] / math.log(2)
   return {'loss': loss, 'paper_loss': sum(batch_means) / (len(batch_means) + 1), 'perplexity': perplexity(loss),
-          'tokens': count, 'bytes': int(sums['bytes']), 'bits_per_byte': bits / sums['bytes'] if sums['bytes'] else None}
+          'tokens': count, 'bytes': int(sums['bytes']),
+          'bits_per_byte': bits / sums['bytes'] if sums['bytes'] else None}

@@ -32,29 +32,22 @@ def steps(config: RunConfig) -> Iterator[dict[str, dict[str, Any]]]:
 
 
 def nearest(config: RunConfig, compile: Callable[[RunConfig], dict],
-            smallest: Callable[[RunConfig], int]) -> list[str] | None:
+            smallest: Callable[[RunConfig], int], limit: float) -> list[str] | None:
   """The flags to add that make the run fit, the first of `steps` that does, compiled to be sure; None where none does.
 
   Args:
-    compile: a config -> {'fits', 'hbm_bytes_per_chip', 'hbm_limit'}.
-    smallest: a config -> bytes of its state on a device: where those alone are too many nothing is compiled.
+    compile: a config -> {'fits', ...}.
+    smallest: a config -> bytes of its state on a device: where those alone are more than `limit` nothing is compiled.
   """
-  limit = None
   for change in steps(config):
+    flags = [f'--config.{group}.{name}={value}' for group, values in change.items() for name, value in values.items()]
     try:
       changed = config_lib.changed(config, change)
-      state = smallest(changed)
+      if smallest(changed) > limit:
+        continue
+      say(f'trying {" ".join(flags)}')
+      if compile(changed)['fits']:
+        return flags
     except UserError:  # not possible on this mesh, or of this batch
       continue
-    flags = [f'--config.{group}.{name}={value}' for group, values in change.items() for name, value in values.items()]
-    if limit is not None and state > limit:
-      continue
-    say(f'trying {" ".join(flags)}')
-    try:
-      found = compile(changed)
-    except UserError:
-      continue
-    limit = found['hbm_limit']
-    if found['fits']:
-      return flags
   return None

@@ -4,15 +4,14 @@ import dataclasses
 import pathlib
 
 from lns_jax import files, remote
-from lns_jax.config import ModelConfig, RunConfig, changed, from_dict
+from lns_jax.config import EXECUTION, ModelConfig, RunConfig, changed, from_dict
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
 from lns_jax.layers import schemes
 from lns_jax.train import checkpoint
 
 # Settings of a model that its weights do not depend on, once they are there.
-_OTHERS = ('num_layers', 'init', 'init_std', 'alpha_init', 'layerscale_init', 'dyt_alpha', 'precision', 'loop', 'remat',
-           'attention', 'matmul', 'microbatches')
+_OTHERS = ('num_layers', 'init', 'init_std', 'alpha_init', 'layerscale_init', 'dyt_alpha', *EXECUTION)
 
 
 def _folder(config: RunConfig) -> pathlib.Path:

@@ -27,7 +27,7 @@ class Trace:
     self._stop()
 
   def step(self, step: int, state):
-    """A context for fetching a batch and starting a step. Before the first and behind the last, `state` is waited for."""
+    """A context for fetching a batch and starting a step. Before the first and behind the last it waits for `state`."""
     if self.running and step not in self.steps:
       jax.block_until_ready(state)
       self._stop()

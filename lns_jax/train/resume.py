@@ -23,7 +23,8 @@ from lns_jax.train.run import Run, say
 # where the text comes from is free because the hash of the rows is checked instead.
 FREE = ('eval', 'checkpoint', 'train.log_every', 'train.layer_stats_every', 'train.tensorboard',
         'mesh', 'profile', 'model.loop', 'model.remat', 'model.attention', 'model.microbatches', 'train.loss_chunk',
-        'data.cache_dir', 'data.workers', 'data.read_threads', 'data.source', 'data.data_dir', 'data.text_field', 'data.tokenizer')
+        'data.cache_dir', 'data.workers', 'data.read_threads', 'data.source', 'data.data_dir', 'data.text_field',
+        'data.tokenizer')
 
 
 def open_workdir(workdir: str | pathlib.Path, flag: str = '--workdir', bucket: bool = False) -> pathlib.Path:

@@ -39,7 +39,7 @@ def work(program: Program, chip: Chip, keys: float, slice_of: list[int]) -> Work
     flops = costs.flops(program, i, computation)
     if i.opcode == 'custom-call' and i.attribute('custom_call_target') == costs.KERNEL:
       try:
-        flops = costs.kernel_flops(i, keys)
+        flops = costs.kernel_flops(i, computation, keys)
         done.kernel_flops += times * flops
       except KeyError:
         unknown.add(i.name)

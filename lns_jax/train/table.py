@@ -70,14 +70,21 @@ holds the body of a loop once, and vector memory too. Times, MFU and tokens/s ar
 All lines: `python benchmarks/tpu_table.py`, which goes on where it was stopped. A line with "does not fit" names the
 flags, found by compiling, with which it does.
 
-| preset | topology | flags | memory GB of limit | arguments | temporaries | TFLOP | GB moved | GB by the compiler's count | GB in collectives | ms at best | ms if nothing hides | MFU at best | tokens/s at best | compile s |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 """
+COLUMNS = ('preset', 'topology', 'flags', 'memory GB of limit', 'arguments', 'temporaries', 'TFLOP', 'GB moved',
+           "GB by the compiler's count", 'GB in collectives', 'ms at best', 'ms if nothing hides', 'MFU at best',
+           'tokens/s at best', 'compile s')
 
 
 def page(found: list[dict]) -> str:
   """The page of many results, each with its 'command'; of one that failed 'error' instead."""
-  return HEAD.format(formula=roofline.FORMULA.replace('. ', '.\n    ')) + ''.join(map(_row, found))
+  head = HEAD.format(formula=roofline.FORMULA.replace('. ', '.\n    '))
+  return head + _line(COLUMNS) + '|---' * len(COLUMNS) + '|\n' + ''.join(map(_row, found))
+
+
+def _line(cells) -> str:
+  """A line of the table, filled up with empty cells."""
+  return f"| {' | '.join([*cells, *[''] * (len(COLUMNS) - len(cells))])} |\n"
 
 
 def _row(r: dict) -> str:
@@ -85,15 +92,15 @@ def _row(r: dict) -> str:
   shown = ' '.join(a.removeprefix('--config.') for a in r['command'][3:])
   cells = [name, topology, f'`{shown}`']
   if 'error' in r:
-    return f"| {' | '.join(cells)} | {r['error']} |{' |' * 11}\n"
+    return _line([*cells, r['error']])
   cells.append(f"{_giga(r['hbm_bytes_per_chip'])} of {_giga(r['hbm_limit'])}")
   if not r['fits']:
     cells[-1] += ': does not fit' + (f"; `{' '.join(r['suggestion'])}` does" if r['suggestion'] else '')
   if 'flops' not in r:
-    return f"| {' | '.join(cells)} |{' |' * 11}\n"
+    return _line(cells)
   t = r['roofline']
   cells += [_giga(r['argument_bytes']), _giga(r['temp_bytes']), f"{r['flops'] / 1e12:.2f}", _giga(r['bytes']),
             _giga(r['compiler_bytes']), _giga(sum(c['bytes'] for c in r['collectives'].values())),
-            f"{1e3 * t['step_seconds']:.1f}", f"{1e3 * t['serial_seconds']:.1f}", f"{t['mfu']:.1%}", f"{t['tokens_per_second']:,.0f}",
-            f"{r['compile_seconds']:.0f}"]
-  return f"| {' | '.join(cells)} |\n"
+            f"{1e3 * t['step_seconds']:.1f}", f"{1e3 * t['serial_seconds']:.1f}", f"{t['mfu']:.1%}",
+            f"{t['tokens_per_second']:,.0f}", f"{r['compile_seconds']:.0f}"]
+  return _line(cells)

@@ -131,7 +131,7 @@ def test_no_collective_touches_the_factors():
     (dict(loop='scan', scheme='mix', num_layers=4), 2, r'unlike ones \(1-1; 2-4\)'),
     (dict(loop='scan', scheme='keel', num_layers=4), 2, 'unlike ones'),
     (dict(loop='scan', sliding_window=4, window_layers=(2,), num_layers=4), 2, 'unlike ones'),
-    (dict(loop='scan', num_layers=12), 8, 'mesh.stage = 8 does not divide the 12 layers of the model; 6 would')])
+    (dict(loop='scan', num_layers=12), 8, 'mesh.stage = 8 does not divide the 12 layers of the model; 6 or 12 would')])
 def test_what_cannot_be_spread_is_refused(settings, stages, words):
   config = model(**settings)
   with pytest.raises(UserError, match=words):

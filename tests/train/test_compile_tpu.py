@@ -80,6 +80,6 @@ def test_what_does_not_fit_is_told_with_a_setting_that_does():
 @needs_libtpu
 def test_other_commands_are_quiet_beside_libtpu(tmp_path):
   run = command('--config=quickstart', '--config.mesh.data=7', f'--workdir={tmp_path}', script='pretrain')
-  assert run.returncode == 1 and run.stderr.startswith('error: mesh sizes') and run.stderr.count('\n') == 1
+  assert run.returncode == 1 and run.stderr.startswith('error: mesh.data = 7 ') and run.stderr.count('\n') == 1
   run = command('--help', script='quickstart')
   assert run.returncode == 0 and run.stderr == ''
