@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable
 
 import jax
+import tqdm
 
 from lns_jax import config as config_lib
 from lns_jax import sharding
@@ -23,7 +24,7 @@ from lns_jax.train import step as step_lib
 def say(text: str):
   """A line for the user on stderr, from process 0."""
   if jax.process_index() == 0:
-    print(text, file=sys.stderr, flush=True)
+    tqdm.tqdm.write(text, file=sys.stderr)  # above a bar, not behind it
 
 
 def release_compiler_memory():
