@@ -3,8 +3,8 @@
   python benchmarks/tpu_table.py --out=docs/tpu_table
 
 Each entry is a run of experiments/compile_for_tpu.py in its own process, minutes each; its result is a line of
-OUT.jsonl as soon as it is there, and what is there is not compiled again, so that it can be stopped at any time.
-OUT.md is written anew from the lines after each. --entries=N stops after N.
+OUT.jsonl as soon as it is there, and what is there is not compiled again, unless it failed, so that it can be stopped at
+any time. OUT.md is written anew from the lines after each. --entries=N stops after N.
 """
 
 import json
@@ -45,9 +45,9 @@ MARKS = (
 
 
 def entries() -> list[tuple[str, str, tuple[str, ...]]]:
-  """(preset, topology, settings) of all, the small ones first."""
+  """(preset, topology, settings) of all: the marks, then the presets, the small ones first."""
   presets = [(name, topology, settings) for name, places in PRESETS.items() for topology, settings in places]
-  return [(name, topology, (*EVERY, *settings)) for name, topology, settings in (*presets, *MARKS)]
+  return [(name, topology, (*EVERY, *settings)) for name, topology, settings in (*MARKS, *presets)]
 
 
 def command(name: str, topology: str, settings: tuple[str, ...]) -> list[str]:
@@ -68,6 +68,7 @@ def compiled(arguments: list[str]) -> dict:
 def main():
   lines = pathlib.Path(OUT.value).with_suffix('.jsonl')
   found = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+  found = [f for f in found if 'error' not in f]  # tried again
   known = {tuple(f['command']) for f in found}
   wanted = [command(*e) for e in entries() if ONLY.value in e[0] or ONLY.value in e[1]]
   missing = [c for c in wanted if tuple(c) not in known][:ENTRIES.value or None]
