@@ -88,6 +88,7 @@ def gradient(config, p, b):
 SMALL = dict(scheme='lns', num_layers=3, d_model=16, d_ff=24, num_heads=2, num_kv_heads=2, matmul='fp8')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('settings', [
     {'loop': 'scan', 'remat': 'full'}, pytest.param({'remat': 'full'}, marks=pytest.mark.slow),
     pytest.param({'loop': 'scan'}, marks=pytest.mark.slow)])
@@ -104,6 +105,7 @@ def test_loops_and_recomputing_change_nothing_that_rounding_does_not(settings):
   leaves_close(layout.unstack(back), grads, 0.02)
 
 
+@pytest.mark.slow
 def test_devices_change_nothing_that_rounding_does_not():
   config, b = model(**SMALL, loop='scan'), batch()
   p = params(config)

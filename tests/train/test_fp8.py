@@ -19,6 +19,9 @@ from train.test_loop import settings, text  # noqa: F401
 STEPS = 40
 
 
+pytestmark = pytest.mark.slow  # of a run of its own, emulated on a CPU
+
+
 @pytest.fixture(scope='module')
 def finished(text, tmp_path_factory):  # noqa: F811
   def run(matmul):
@@ -58,7 +61,6 @@ def test_jacobians_are_those_of_plain_products(finished):
   np.testing.assert_array_equal(found['spectral'].value, plain['spectral'].value)
 
 
-@pytest.mark.slow
 def test_exported_weights_are_the_unrounded_ones(finished, tmp_path):
   workdir, _ = finished['fp8']
   export(workdir, tmp_path / 'hf')

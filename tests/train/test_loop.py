@@ -318,7 +318,7 @@ def test_a_target_outside_of_the_vocabulary_stops_the_run_and_is_named(text, tmp
 
 
 def test_impossible_batches_are_refused_before_anything_is_built(text, tmp_path):
-  with pytest.raises(UserError, match='12 .* 8 devices.*8 or 16 would be'):
+  with pytest.raises(UserError, match='12 .*8 devices.*8 or 16 would be'):
     loop.train(settings(text, train={'batch_size': 12}), tmp_path / 'run')
   with pytest.raises(UserError, match='258 tokens but model.vocab_size is 200'):
     loop.train(settings(text, model={'vocab_size': 200}), tmp_path / 'run')

@@ -60,6 +60,7 @@ def test_a_trace_is_written_when_the_run_is_stopped(session, tmp_path):
   assert session[-1] == 'stop'
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_trace(tmp_path):
   (tmp_path / 'text').mkdir()
   for name in ('train', 'validation'):
