@@ -90,8 +90,7 @@ SMALL = dict(scheme='lns', num_layers=3, d_model=16, d_ff=24, num_heads=2, num_k
 
 @pytest.mark.slow
 @pytest.mark.parametrize('settings', [
-    {'loop': 'scan', 'remat': 'full'}, pytest.param({'remat': 'full'}, marks=pytest.mark.slow),
-    pytest.param({'loop': 'scan'}, marks=pytest.mark.slow)])
+    {'loop': 'scan', 'remat': 'full'}, {'remat': 'full'}, {'loop': 'scan'}])
 def test_loops_and_recomputing_change_nothing_that_rounding_does_not(settings):
   config, b = model(**SMALL), batch()
   p = params(config)
