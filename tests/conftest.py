@@ -2,10 +2,14 @@
 
 import os
 import pathlib
+import signal
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 FLAGS = '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
 os.environ['XLA_FLAGS'] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
+
+# Whoever starts the tests in the background has them ignore Ctrl-C, and the processes that they start, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
