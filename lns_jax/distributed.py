@@ -101,7 +101,7 @@ class Process:
 
 
 def _end(code: int, sentence: str):
-  print(sentence, file=sys.stderr, flush=True)
+  print(f'\n{sentence}', file=sys.stderr, flush=True)  # a bar may stand in the line
   sys.stdout.flush()
   for child in multiprocessing.active_children():  # that prepare data
     child.kill()
