@@ -68,8 +68,9 @@ holds the body of a loop once, and vector memory too. Times, MFU and tokens/s ar
 
     {formula}
 
-All lines: `python benchmarks/tpu_table.py`, which goes on where it was stopped. A line with "does not fit" names the
-flags, found by compiling, with which it does.
+All lines: `python benchmarks/tpu_table.py`, which goes on where it was stopped; a preset that has no line yet was not
+compiled yet. The first four are the shapes that docs/performance.md compares with MaxText. A line with "does not fit"
+names the flags, found by compiling, with which it does.
 
 """
 COLUMNS = ('preset', 'topology', 'flags', 'memory GB of limit', 'arguments', 'temporaries', 'TFLOP', 'GB moved',
