@@ -36,7 +36,7 @@ def test_eight_devices_give_the_digits_of_one(kind, settings):
   """To 1e-6, and differences of losses to 1e-6 of a loss of 4 nats: sums in float32 have another order.
 
   Lanczos steps amplify that in what is behind the largest singular value: residuals, and quantiles, which then fall on
-  a neighbouring node.
+  a neighbouring node. t-SNE goes wherever the last digit sends it: of its points the shape alone is compared.
   """
   one, spread = alone(kind), found(kind, settings, 8)
   assert spread.keys() == one.keys()
@@ -45,7 +45,10 @@ def test_eight_devices_give_the_digits_of_one(kind, settings):
     for part in ('value', 'low', 'high') if isinstance(expected, Estimate) else ():
       np.testing.assert_allclose(getattr(spread[name], part), getattr(expected, part), err_msg=f'{name} {part}',
                                  rtol=0.1 if amplified else 1e-6, atol=1e-4 if amplified else 4e-6)
-    if isinstance(expected, (np.ndarray, float)):
-      np.testing.assert_allclose(spread[name], expected, rtol=1e-6, err_msg=name)
+    if kind == 'tsne' and name.endswith('points'):
+      assert spread[name].shape == expected.shape
+    elif isinstance(expected, (np.ndarray, float)):
+      largest = np.abs(expected).max(initial=0.0)
+      np.testing.assert_allclose(spread[name], expected, rtol=1e-6, atol=2e-6 * largest, err_msg=name)
     elif not isinstance(expected, Estimate):
       assert spread[name] == expected
