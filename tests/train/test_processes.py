@@ -40,6 +40,22 @@ def result(found):
   return json.loads(found[0][1])
 
 
+def two_that_train(workdir, cache):
+  """Two processes some steps into a run without an end."""
+  children = start(workdir, cache, '--config.train.steps=100000', processes=2)
+  processes.wait(children, lambda: len(curve(workdir)) >= 5)
+  return children
+
+
+def check_told(children, code: int, sentence: str):
+  """Both end soon with the code: process 1 with the sentence, process 0 with what it was told of that."""
+  began = time.monotonic()
+  found = processes.ends(children)
+  assert time.monotonic() - began < 15
+  told = f'process 1 of 2 ended: {sentence}'
+  assert [(ended, last) for ended, _, last in found] == [(code, told), (code, sentence)]
+
+
 def check_same(workdir, whole):
   """Losses, tokens and evaluations of all steps, each step once."""
   for key in ('loss', 'grad_norm', 'tokens', 'val_loss'):
@@ -111,30 +127,21 @@ def test_sigterm_before_the_first_step_ends_both_at_once(cache, tmp_path):
   children = start(workdir, cache, processes=2)
   processes.wait(children, (workdir / 'run_info.json').exists)  # it compiles now
   children[1].send_signal(signal.SIGTERM)
-  began = time.monotonic()
-  found = processes.ends(children)
-  assert time.monotonic() - began < 15 and not curve(workdir)
-  sentence = 'preempted: SIGTERM came before there was anything to save; the same command goes on.'
-  assert [(code, last) for code, _, last in found] == [(75, f'process 1 of 2 ended: {sentence}'), (75, sentence)]
+  check_told(children, 75, 'preempted: SIGTERM came before there was anything to save; the same command goes on.')
+  assert not curve(workdir)
 
 
 @pytest.mark.slow
 def test_ctrl_c_to_one_of_two_ends_both(cache, tmp_path):
-  children = start(tmp_path / 'run', cache, '--config.train.steps=100000', processes=2)
-  processes.wait(children, lambda: len(curve(tmp_path / 'run')) >= 5)
+  children = two_that_train(tmp_path / 'run', cache)
   children[1].send_signal(signal.SIGINT)
-  began = time.monotonic()
-  found = processes.ends(children)
-  assert time.monotonic() - began < 15
-  sentence = 'interrupted; what was saved is intact, and the same command goes on from there.'
-  assert [(code, last) for code, _, last in found] == [(130, f'process 1 of 2 ended: {sentence}'), (130, sentence)]
+  check_told(children, 130, 'interrupted; what was saved is intact, and the same command goes on from there.')
 
 
 @pytest.mark.slow
 def test_a_second_sigterm_ends_at_once(cache, tmp_path):
   """As the first one saves: another process, stopped, never comes to do so."""
-  children = start(tmp_path / 'run', cache, '--config.train.steps=100000', processes=2)
-  processes.wait(children, lambda: len(curve(tmp_path / 'run')) >= 5)
+  children = two_that_train(tmp_path / 'run', cache)
   children[0].send_signal(signal.SIGSTOP)
   for _ in range(2):
     children[1].send_signal(signal.SIGTERM)
@@ -146,8 +153,7 @@ def test_a_second_sigterm_ends_at_once(cache, tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_hangs_counts_as_lost_within_a_minute(cache, tmp_path):
-  children = start(tmp_path / 'run', cache, '--config.train.steps=100000', processes=2)
-  processes.wait(children, lambda: len(curve(tmp_path / 'run')) >= 5)
+  children = two_that_train(tmp_path / 'run', cache)
   children[1].send_signal(signal.SIGSTOP)
   began = time.monotonic()
   first, = processes.ends(children[:1])
