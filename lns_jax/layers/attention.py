@@ -151,32 +151,59 @@ def attend(q_BTHh: jax.Array, k_BSKh: jax.Array, v_BSKh: jax.Array, mask_BTS: ja
   """softmax(q k / sqrt(h)) v with H / K query heads a key head; softmax in float32. Returns [B, T, H, h]."""
   B, T, H, h = q_BTHh.shape
   K = k_BSKh.shape[2]
-  precision = param.matmul_precision(q_BTHh.dtype)
   q_BTKGh = q_BTHh.reshape(B, T, K, H // K, h) * h ** -0.5
-  scores = jnp.einsum('BTKGh,BSKh->BKGTS', q_BTKGh, k_BSKh, precision=precision,
+  scores = jnp.einsum('BTKGh,BSKh->BKGTS', q_BTKGh, k_BSKh, precision=param.matmul_precision(q_BTHh.dtype),
                       preferred_element_type=wide(q_BTHh))
   scores = jnp.where(mask_BTS[:, None, None], scores, jnp.finfo(scores.dtype).min)
   weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
-  total_BTH1 = jnp.sum(weights, axis=-1).transpose(0, 3, 1, 2).reshape(B, T, H, 1)
-  sums_BTKGh = jnp.einsum('BKGTS,BSKh->BTKGh', weights.astype(q_BTHh.dtype), v_BSKh, precision=precision,
-                          preferred_element_type=wide(q_BTHh))
-  return over(sums_BTKGh.reshape(B, T, H, h), total_BTH1, q_BTHh.dtype)
+  return mean(weights, v_BSKh, mesh.platform())
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def over(x: jax.Array, total: jax.Array, dtype) -> jax.Array:
-  """x / total in `dtype`: the weighted mean of values. Its derivative is made of itself, which is kept for remat.
+def mean(weights_BKGTS: jax.Array, v_BSKh: jax.Array, platform: str) -> jax.Array:
+  """The mean of values by weights that are not normalised, [B, T, H, h].
 
-  Divided behind the product with the values, so that the gradient of the divisor is no pass over the scores.
+  Divided behind the product with the values, so that the gradient of the divisor is no pass over the weights. The
+  derivative is made of the mean itself and the divisor, which are kept for remat.
   """
-  return (x / total).astype(dtype)
+  sums_BTHh, total_BTH = sums(weights_BKGTS, v_BSKh, platform)
+  return (sums_BTHh / total_BTH[..., None]).astype(v_BSKh.dtype)
 
 
-@over.defjvp
-def _(dtype, primals, tangents):
-  (x, total), (dx, dtotal) = primals, tangents
-  y = checkpoint_name(over(x, total, dtype), 'heads')
-  return y, ((dx - y * dtotal) / total).astype(dtype)
+@mean.defjvp
+def _(platform, primals, tangents):
+  (weights, v), (d_weights, d_v) = primals, tangents
+  sums_BTHh, total_BTH = sums(weights, v, platform)
+  total_BTH = checkpoint_name(total_BTH, 'heads')
+  y = checkpoint_name((sums_BTHh / total_BTH[..., None]).astype(v.dtype), 'heads')
+  d_sums = weigh(d_weights, v) + weigh(weights, d_v)
+  return y, ((d_sums - y * total(d_weights)[..., None]) / total_BTH[..., None]).astype(v.dtype)
+
+
+def sums(weights_BKGTS: jax.Array, v_BSKh: jax.Array, platform: str) -> tuple[jax.Array, jax.Array]:
+  """(sums of weights times values [B, T, H, h], sums of weights [B, T, H]), float32 or wider.
+
+  On a TPU the latter are one more column of the product, of values that are 1, and no pass over float32 weights of
+  their own. Not of single tokens: their values are a cache, which would be copied.
+  """
+  if platform != 'tpu' or weights_BKGTS.shape[3] == 1:
+    return weigh(weights_BKGTS, v_BSKh), total(weights_BKGTS)
+  both = weigh(weights_BKGTS, jnp.concatenate([v_BSKh, jnp.ones_like(v_BSKh[..., :1])], axis=-1))
+  return both[..., :-1], both[..., -1]
+
+
+def weigh(weights_BKGTS: jax.Array, v_BSKh: jax.Array) -> jax.Array:
+  """The sum over S of weights times values, [B, T, H, h], float32 or wider."""
+  B, K, G, T, _ = weights_BKGTS.shape
+  return jnp.einsum('BKGTS,BSKh->BTKGh', weights_BKGTS.astype(v_BSKh.dtype), v_BSKh,
+                    precision=param.matmul_precision(v_BSKh.dtype),
+                    preferred_element_type=wide(v_BSKh)).reshape(B, T, K * G, -1)
+
+
+def total(weights_BKGTS: jax.Array) -> jax.Array:
+  """The sum over S of weights, [B, T, H]."""
+  B, K, G, T, _ = weights_BKGTS.shape
+  return jnp.sum(weights_BKGTS, axis=-1).transpose(0, 3, 1, 2).reshape(B, T, K * G)
 
 
 def attend_behind(q_BTHh: jax.Array, k_BTKh: jax.Array, v_BTKh: jax.Array, mask_BTS: jax.Array) -> jax.Array:

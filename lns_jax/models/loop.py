@@ -18,7 +18,7 @@ from lns_jax.models import layout
 NAMES = ('q', 'k', 'v', 'heads', 'o', 'gate', 'up', 'down')
 
 
-def _remat(config: config_lib.ModelConfig, step: Callable, in_scan: bool = False) -> Callable:
+def remat(config: config_lib.ModelConfig, step: Callable, in_scan: bool = False) -> Callable:
   """The step of a loop over layers, its activations recomputed in the backward pass as far as the config says."""
   if config.remat == 'none':
     return step
@@ -73,7 +73,7 @@ def walk(config: config_lib.ModelConfig, trees: dict, x_BTD: jax.Array, ctx, ste
   kept = {}
   if not layout.is_stacked(trees):
     for l in config.layer_ids:
-      x_BTD, kept[str(l)] = _remat(config, lambda t, x, l=l: step(t, x, ctx, l, None))(trees[str(l)], x_BTD)
+      x_BTD, kept[str(l)] = remat(config, lambda t, x, l=l: step(t, x, ctx, l, None))(trees[str(l)], x_BTD)
     return x_BTD, kept
   for run in layout.runs(config):
     name, vectors = layout.run_name(run), varying(run_factors(config, run))
@@ -90,4 +90,4 @@ def scan(config: config_lib.ModelConfig, run: layout.Run, layers: tuple, x_BTD: 
   def body(x, layer):
     tree, own = layer
     return step(tree, x, ctx, run[0], {sub: schemes.Factors(**{**vars(k[sub]), **own[sub]}) for sub in k})
-  return jax.lax.scan(_remat(config, body, in_scan=True), x_BTD, layers)
+  return jax.lax.scan(remat(config, body, in_scan=True), x_BTD, layers)

@@ -213,7 +213,7 @@ def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_id
 def before_head(config: config_lib.ModelConfig, params, batch, read: Read = lambda out: {}, step=None):
   """What the head reads of a batch: (final norm of the last stream [B, T, D], kept as of `stream`)."""
   x_BTD, kept = stream(config, params, inputs(config, batch), read=read, step=step, **placement(batch))
-  return final_norm(config, params, x_BTD), kept
+  return loop.remat(config, functools.partial(final_norm, config))(params, x_BTD), kept
 
 
 def forward(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment_ids=None, token_types=None,
