@@ -179,8 +179,11 @@ def _chunked_forward(meshed: bool, chunks: int, x_BTD, table_VD, targets_BT, wei
     d_x_BTD = d_x.reshape(-1, x_BTD.shape[-1])[:targets_BT.size].reshape(x_BTD.shape)
     if meshed:
       total, d_x_BTD = jax.lax.psum(total, TOKEN_AXES), jax.lax.psum(d_x_BTD, 'tensor')
-      d_table_DV = jax.lax.psum_scatter(d_table_DV, 'fsdp', scatter_dimension=0, tiled=True)
+      # In the type of the products, as the blocks' gradients are reduced: half the bytes.
+      d_table_DV = jax.lax.psum_scatter(d_table_DV.astype(x_BTD.dtype), 'fsdp', scatter_dimension=0, tiled=True)
       d_table_DV = jax.lax.psum(d_table_DV, ('data', *ALONG))
+      # Summed before the blocks' backward pass: until then it is whole, a device's own of V D numbers.
+      d_x_BTD, d_table_DV = jax.lax.optimization_barrier((d_x_BTD, d_table_DV))
     return total, d_x_BTD, d_table_DV.T.astype(table_type)
   table_type = table_VD.dtype
   mapped = _on_each_device(meshed, gradients, (WHOLE, TOKENS, TABLE))

@@ -146,6 +146,31 @@ def test_grouped_attention_equals_numpy(K):
   np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
+def test_the_mean_of_values_is_alike_on_every_platform():
+  """Values and gradients of both orders of modes; the weights are no shares, and one query sees a single key."""
+  rng = np.random.default_rng(0)
+  with jax.enable_x64(True):
+    weights = jnp.asarray(rng.uniform(size=(2, 2, 3, 5, 7)))  # B K G T S
+    weights, v = weights.at[:, :, :, 0, 1:].set(0), jnp.asarray(rng.normal(size=(2, 7, 2, 4)))
+    shares = weights / weights.sum(-1, keepdims=True)
+    expected = np.einsum('BKGTS,BSKh->BTKGh', shares, v).reshape(2, 5, 6, 4)
+    plain = lambda w, v: attention.weigh(w / w.sum(-1, keepdims=True), v)
+    tangents = jnp.cos(weights), jnp.sin(v)
+    for platform in ('cpu', 'tpu'):
+      found = lambda w, v: attention.mean(w, v, platform)
+      np.testing.assert_allclose(found(weights, v), expected, atol=1e-12)
+      leaves_close(jax.jvp(found, (weights, v), tangents), jax.jvp(plain, (weights, v), tangents), 1e-12)
+      pulled = [jax.vjp(f, weights, v)[1](jnp.cos(expected)) for f in (found, plain)]
+      leaves_close(*pulled, 1e-12)
+
+
+def test_on_a_tpu_the_divisor_is_a_column_of_the_product_but_not_of_a_token_and_its_cache():
+  def sums(T, platform):
+    text = str(jax.make_jaxpr(lambda w, v: attention.sums(w, v, platform))(jnp.ones((1, 2, 1, T, 7)), jnp.ones((1, 7, 2, 4))))
+    return text.count('reduce_sum'), text.count('concatenate')
+  assert sums(5, 'cpu') == sums(1, 'cpu') == sums(1, 'tpu') == (1, 0) and sums(5, 'tpu') == (0, 1)
+
+
 def test_long_rows_in_parts_equal_whole_ones(monkeypatch):
   """Values and gradients, documents and grouped keys included; a future key would be seen in a part too many."""
   monkeypatch.setattr(attention, 'LONG', 16)

@@ -110,6 +110,20 @@ def test_chunks_on_a_mesh_equal_the_plain_loss_of_one_device(sizes, precision, t
     leaves_close(found, expected, tolerance)
 
 
+@pytest.mark.parametrize('sizes', [MESHES[0], MESHES[3]])
+def test_in_bfloat16_the_gradient_of_the_table_is_sent_in_it(sizes):
+  """Summed over a device's own tokens in float32, rounded, and summed over devices."""
+  x, table, targets, w = (jnp.asarray(v, jnp.float32 if v.dtype == float else int) for v in example())
+  x = x.astype(jnp.bfloat16)
+  expected = jax.value_and_grad(lambda x, t: 3 * loss.summed_loss(x, t, targets, w), (0, 1))(x, table)
+  (value, (dx, dt)), _, jaxpr, _ = on_mesh(sizes, x, table, targets, w, 2)
+  assert float(value) == pytest.approx(float(expected[0]), rel=1e-5) and dt.dtype == jnp.float32
+  leaves_close((dx, dt), expected[1], 2e-2)
+  mapped = next(e for e in jaxpr.eqns if e.primitive.name == 'shard_map').params['jaxpr']
+  sent, = (e.invars[0].aval for e in mapped.eqns if e.primitive.name == 'reduce_scatter')
+  assert sent.dtype == jnp.bfloat16
+
+
 def products(sizes) -> int:
   """FLOPs of a device in the loss and its gradient."""
   found = on_mesh(sizes, *(jnp.asarray(v, jnp.float32 if v.dtype == float else int) for v in example(T=32)), 2)[3]

@@ -68,6 +68,23 @@ def test_both_steps_of_a_small_run_compile_and_pre_and_lns_cost_the_same():
 
 @pytest.mark.slow
 @needs_libtpu
+@pytest.mark.parametrize('loop', ['scan', 'unrolled'])
+def test_what_is_offloaded_lies_in_the_memory_of_the_host(loop):
+  """By hand, of a chip's 2 of 8 rows of 128: q, k, v, heads and o of D numbers, gate and up of F, all in bfloat16, and
+  a divisor of each head in float32, whose tiles may be filled up."""
+  bytes_of = {}
+  for remat in ('names', 'offload'):
+    run = command(*SMALL, '--topology=v5e:2x2', '--noeval', f'--config.model.loop={loop}',
+                  f'--config.model.remat={remat}')
+    assert run.returncode == 0, run.stderr
+    bytes_of[remat] = json.loads(run.stdout.splitlines()[-1])['host_bytes']
+  D, F, H, tokens = 32, 64, 2, 4 * 2 * 128  # of all layers
+  assert bytes_of['names'] == 0
+  assert 4 * H * tokens <= bytes_of['offload'] - 2 * (5 * D + 2 * F) * tokens <= 4 * 4 * H * tokens
+
+
+@pytest.mark.slow
+@needs_libtpu
 def test_what_does_not_fit_is_told_with_a_setting_that_does():
   run = command('--config=quickstart:tiny', '--topology=v5e:1x1', '--noeval', '--config.train.batch_size=16',
                 '--config.data.seq_len=8192', '--config.model.attention=xla', '--config.model.vocab_size=64')
