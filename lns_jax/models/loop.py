@@ -1,5 +1,6 @@
 """The loop over a model's layers: unrolled, each index static, or one compiled body for a run of equal layers."""
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -10,6 +11,7 @@ from lns_jax import config as config_lib
 from lns_jax import mesh
 from lns_jax.errors import UserError
 from lns_jax.layers import param, schemes
+from lns_jax.layers.norms import wide
 from lns_jax.models import layout
 
 
@@ -86,8 +88,24 @@ def scan(config: config_lib.ModelConfig, run: layout.Run, layers: tuple, x_BTD: 
 
   layers: (trees, `varying` factors), both with a leading axis: of the whole run, or of any part of it.
   """
-  k = run_factors(config, run)
+  layers, k = _folded(*layers, run_factors(config, run))
   def body(x, layer):
     tree, own = layer
     return step(tree, x, ctx, run[0], {sub: schemes.Factors(**{**vars(k[sub]), **own[sub]}) for sub in k})
   return jax.lax.scan(remat(config, body, in_scan=True), x_BTD, layers)
+
+
+def _folded(trees, vectors: dict, k: dict[str, schemes.Factors]):
+  """((trees, vectors), k) with s multiplied into the gains of all layers at once, where the trees are parameters.
+
+  The body is then that of Pre-LN. In it, a TPU's compiler makes a fusion of each product of a gain's gradient and s.
+  """
+  for sub in k:
+    norm, s = f'{sub}_in_norm', vectors[sub].get('s')
+    if s is None or not isinstance(trees, dict) or 'gain' not in trees.get(norm, ()):
+      continue
+    scaled = {name: v.astype(wide(v)) * s[:, None] for name, v in trees[norm].items() if name in ('gain', 'bias')}
+    trees = trees | {norm: trees[norm] | scaled}
+    vectors = vectors | {sub: {f: v for f, v in vectors[sub].items() if f != 's'}}
+    k = k | {sub: dataclasses.replace(k[sub], s=1.0)}
+  return (trees, vectors), k

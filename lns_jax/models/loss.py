@@ -182,13 +182,11 @@ def _chunked_forward(meshed: bool, chunks: int, x_BTD, table_VD, targets_BT, wei
       # In the type of the products, as the blocks' gradients are reduced: half the bytes.
       d_table_DV = jax.lax.psum_scatter(d_table_DV.astype(x_BTD.dtype), 'fsdp', scatter_dimension=0, tiled=True)
       d_table_DV = jax.lax.psum(d_table_DV, ('data', *ALONG))
-    return total, d_x_BTD, d_table_DV
-  mapped = _on_each_device(meshed, gradients, (WHOLE, TOKENS, PartitionSpec(*TABLE[::-1])))
+    return total, d_x_BTD, d_table_DV.T.astype(table_type)
+  table_type = table_VD.dtype
+  mapped = _on_each_device(meshed, gradients, (WHOLE, TOKENS, TABLE))
   total, *both = mapped(x_BTD, table_VD, targets_BT, weights_BT)
-  if meshed:  # before the blocks' backward pass, or each device holds its own sum for the whole table until its end
-    both = jax.lax.optimization_barrier(both)
-  d_x_BTD, d_table_DV = both
-  return total, (d_x_BTD, d_table_DV.T.astype(table_VD.dtype))
+  return total, both
 
 
 def _chunked_backward(meshed: bool, chunks: int, both, cotangent):

@@ -39,10 +39,7 @@ def test_without_libtpu_one_sentence_says_how_to_get_it():
 @pytest.mark.slow
 @needs_libtpu
 def test_both_steps_of_a_small_run_compile_and_pre_and_lns_cost_the_same():
-  """The same FLOPs beyond multiplications of D numbers, in a scan two fusions of D numbers more, bytes within 0.6 %.
-
-  The fusions are those of a gain's gradient by its factor, one for each norm of the backward body: no token is in them.
-  """
+  """In a scan: the same FLOPs beyond multiplications of D numbers, no more fusions, bytes within 0.6 %."""
   found = {}
   for scheme in ('pre', 'lns'):
     run = command(*SMALL, '--topology=v5e:2x2', f'--config.model.scheme={scheme}')
@@ -59,7 +56,7 @@ def test_both_steps_of_a_small_run_compile_and_pre_and_lns_cost_the_same():
   assert state <= pre['argument_bytes'] <= 4 * state
   assert pre['eval']['fits'] and 0 < pre['eval']['flops'] < pre['flops'] / 2
   assert pre['collectives']['all-reduce']['bytes'] >= state / 3 / 4 * 2  # gradients, in bfloat16 at least
-  assert lns['flops'] == pre['flops'] and lns['fusions'] <= pre['fusions'] + 2
+  assert lns['flops'] == pre['flops'] and lns['fusions'] <= pre['fusions']
   assert abs(lns['compiler_flops'] - pre['compiler_flops']) <= 50 * D * (2 * L + 1)
   assert lns['bytes'] == pytest.approx(pre['bytes'], rel=0.006)
   assert lns['compiler_bytes'] == pytest.approx(pre['compiler_bytes'], rel=0.006)
