@@ -13,7 +13,7 @@ from lns_jax import cli, host
 
 TOPOLOGY = flags.DEFINE_string('topology', 'v5e:1x1', 'One chip.')
 TOKENS = flags.DEFINE_integer('tokens', 16_384, 'Tokens of the batch, whatever T is.', lower_bound=1)
-LENGTHS = flags.DEFINE_list('lengths', [128, 256, 512, 1024, 2048], 'T: tokens of a row.')
+LENGTHS = flags.DEFINE_list('lengths', ['128', '256', '512', '1024', '2048'], 'T: tokens of a row.')
 
 
 def measure(attention: str, B: int, T: int, mesh) -> dict[str, float]:
