@@ -49,8 +49,8 @@ def main():
   lengths = cli.integers('lengths', LENGTHS.value)
   host.compile_for_tpu()
   from lns_jax import sharding
+  from lns_jax.aot import compile_tpu
   from lns_jax.config import MeshConfig
-  from lns_jax.train import compile_tpu
   mesh = sharding.make_mesh(MeshConfig(), list(compile_tpu.Target.of(TOPOLOGY.value).devices))
   print('| T | bytes xla | bytes splash | temporaries xla | temporaries splash |\n|---|---|---|---|---|')
   rows = []
