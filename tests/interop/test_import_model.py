@@ -88,7 +88,7 @@ def test_without_a_tokenizer_training_on_wants_the_one_whose_tokens_the_model_kn
     file.rename(tmp_path / file.name)
   import_model.import_model(path, tmp_path / 'run')
   config = presets.resolve(presets.from_run(tmp_path / 'run'))
-  with pytest.raises(UserError, match=r'there is no tokenizer at .*run/tokenizer; give the file of the one whose'):
+  with pytest.raises(UserError, match="there is no tokenizer at '.*run/tokenizer'; give the file of the one whose"):
     dataset.open(config)
   config = config_lib.changed(config, {'data': {'tokenizer': str(tmp_path / 'tokenizer.json')}})
   init_from.check_tokenizer(config, dataset.open(config).tokenizer)  # which cannot be compared
