@@ -166,7 +166,8 @@ def test_the_mean_of_values_is_alike_on_every_platform():
 
 def test_on_a_tpu_the_divisor_is_a_column_of_the_product_but_not_of_a_token_and_its_cache():
   def sums(T, platform):
-    text = str(jax.make_jaxpr(lambda w, v: attention.sums(w, v, platform))(jnp.ones((1, 2, 1, T, 7)), jnp.ones((1, 7, 2, 4))))
+    weights, v = jnp.ones((1, 2, 1, T, 7)), jnp.ones((1, 7, 2, 4))
+    text = str(jax.make_jaxpr(lambda w, v: attention.sums(w, v, platform))(weights, v))
     return text.count('reduce_sum'), text.count('concatenate')
   assert sums(5, 'cpu') == sums(1, 'cpu') == sums(1, 'tpu') == (1, 0) and sums(5, 'tpu') == (0, 1)
 
