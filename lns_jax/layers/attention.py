@@ -184,9 +184,10 @@ def sums(weights_BKGTS: jax.Array, v_BSKh: jax.Array, platform: str) -> tuple[ja
   """(sums of weights times values [B, T, H, h], sums of weights [B, T, H]), float32 or wider.
 
   On a TPU the latter are one more column of the product, of values that are 1, and no pass over float32 weights of
-  their own. Not of single tokens: their values are a cache, which would be copied.
+  their own. Not where the columns fill its lanes of 128 already; nor of single tokens: their values are a cache, which
+  would be copied.
   """
-  if platform != 'tpu' or weights_BKGTS.shape[3] == 1:
+  if platform != 'tpu' or weights_BKGTS.shape[3] == 1 or v_BSKh.shape[-1] % 128 == 0:
     return weigh(weights_BKGTS, v_BSKh), total(weights_BKGTS)
   both = weigh(weights_BKGTS, jnp.concatenate([v_BSKh, jnp.ones_like(v_BSKh[..., :1])], axis=-1))
   return both[..., :-1], both[..., -1]

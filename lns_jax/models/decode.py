@@ -69,12 +69,11 @@ def extend(config: config_lib.ModelConfig, params, tokens_BT: jax.Array, cache: 
   """
   config, past = dataclasses.replace(config, remat='none'), cache.past
   x_BTD, ctx = transformer.enter(config, params, tokens_BT, past=past)
-  def step(tree, x, ctx, layer, factors):
-    p, kept = tree
-    (x, _), changed = block.Block(config).apply({'params': p, 'cache': kept}, x, ctx, layer, factors, mutable='cache')
+  def step(variables, x, ctx, layer, factors):
+    (x, _), changed = block.Block(config).apply(variables, x, ctx, layer, factors, mutable='cache')
     return mesh.constrain(x, transformer.STREAM), changed['cache']
-  trees = {name: (params['layers'][name], kept) for name, kept in cache.layers.items()}
-  x_BTD, layers = loop.walk(config, trees, x_BTD, ctx, step)
+  variables = {name: {'params': params['layers'][name], 'cache': kept} for name, kept in cache.layers.items()}
+  x_BTD, layers = loop.walk(config, variables, x_BTD, ctx, step)
   past = past._replace(taken=past.taken + tokens_BT.shape[1])
   fits = past.taken <= slots(cache)
   logits_BTV = transformer.head(config, params, jnp.where(fits, x_BTD[:, -1:] if last else x_BTD, jnp.nan))

@@ -61,51 +61,52 @@ def varying(factors: dict[str, schemes.Factors]) -> dict[str, dict[str, np.ndarr
   return {sub: {f: v for f, v in vars(k).items() if not isinstance(v, float)} for sub, k in factors.items()}
 
 
-def walk(config: config_lib.ModelConfig, trees: dict, x_BTD: jax.Array, ctx, step: Callable):
+def walk(config: config_lib.ModelConfig, variables: dict, x_BTD: jax.Array, ctx, step: Callable):
   """All blocks in turn.
 
   Args:
-    trees: what each layer has, a tree under its name, in either layout: params['layers'], or more beside them.
+    variables: of each layer's Block, under its name, in either layout: {'params': ...}, or more beside them.
     ctx: what the layers share, handed on to each step.
-    step: (tree, x_BTD, ctx, layer id, factors or None) -> (x_BTD, what is kept); the factors are those of a scanned
-      layer.
+    step: (variables of a layer, x_BTD, ctx, layer id, factors or None) -> (x_BTD, what is kept); the factors are those
+      of a scanned layer.
 
-  Returns (the stream after the last block, {name as of `trees`: kept}).
+  Returns (the stream after the last block, {name as of `variables`: kept}).
   """
   kept = {}
-  if not layout.is_stacked(trees):
+  if not layout.is_stacked(variables):
     for l in config.layer_ids:
-      x_BTD, kept[str(l)] = remat(config, lambda t, x, l=l: step(t, x, ctx, l, None))(trees[str(l)], x_BTD)
+      x_BTD, kept[str(l)] = remat(config, lambda v, x, l=l: step(v, x, ctx, l, None))(variables[str(l)], x_BTD)
     return x_BTD, kept
   for run in layout.runs(config):
     name, vectors = layout.run_name(run), varying(run_factors(config, run))
-    x_BTD, kept[name] = scan(config, run, (trees[name], vectors), x_BTD, ctx, step)
+    x_BTD, kept[name] = scan(config, run, (variables[name], vectors), x_BTD, ctx, step)
   return x_BTD, kept
 
 
 def scan(config: config_lib.ModelConfig, run: layout.Run, layers: tuple, x_BTD: jax.Array, ctx, step: Callable):
   """Layers of a run in turn, by one compiled body.
 
-  layers: (trees, `varying` factors), both with a leading axis: of the whole run, or of any part of it.
+  layers: (variables, `varying` factors), both with a leading axis: of the whole run, or of any part of it.
   """
-  layers, k = _folded(*layers, run_factors(config, run))
+  layers, k = _folded(config, run, *layers)
   def body(x, layer):
-    tree, own = layer
-    return step(tree, x, ctx, run[0], {sub: schemes.Factors(**{**vars(k[sub]), **own[sub]}) for sub in k})
+    variables, own = layer
+    return step(variables, x, ctx, run[0], {sub: schemes.Factors(**{**vars(k[sub]), **own[sub]}) for sub in k})
   return jax.lax.scan(remat(config, body, in_scan=True), x_BTD, layers)
 
 
-def _folded(trees, vectors: dict, k: dict[str, schemes.Factors]):
-  """((trees, vectors), k) with s multiplied into the gains of all layers at once, where the trees are parameters.
+def _folded(config: config_lib.ModelConfig, run: layout.Run, variables: dict, vectors: dict):
+  """((variables, vectors), factors of the run) with s, where it varies, multiplied into the gains of all layers at once.
 
-  The body is then that of Pre-LN. In it, a TPU's compiler makes a fusion of each product of a gain's gradient and s.
+  The body is then that of Pre-LN: in it, a TPU's compiler makes a fusion of each product of a gain's gradient and s.
   """
+  params, k = dict(variables['params']), run_factors(config, run)
   for sub in k:
     norm, s = f'{sub}_in_norm', vectors[sub].get('s')
-    if s is None or not isinstance(trees, dict) or 'gain' not in trees.get(norm, ()):
+    if s is None or 'gain' not in params.get(norm, ()) or isinstance(schemes.row(config, run[0]).s, schemes.Ramp):
       continue
-    scaled = {name: v.astype(wide(v)) * s[:, None] for name, v in trees[norm].items() if name in ('gain', 'bias')}
-    trees = trees | {norm: trees[norm] | scaled}
+    params[norm] = params[norm] | {
+        name: v.astype(wide(v)) * s[:, None] for name, v in params[norm].items() if name in ('gain', 'bias')}
     vectors = vectors | {sub: {f: v for f, v in vectors[sub].items() if f != 's'}}
     k = k | {sub: dataclasses.replace(k[sub], s=1.0)}
-  return (trees, vectors), k
+  return (variables | {'params': params}, vectors), k

@@ -47,7 +47,7 @@ def _fitting(config: config_lib.ModelConfig, B: int) -> int:
   return math.gcd(parts(config, mesh.size('stage')), B, max(B // math.prod(map(mesh.size, mesh.ROWS)), 1))
 
 
-def walk(config: config_lib.ModelConfig, trees: dict, x_BTD: jax.Array, ctx, step: Callable):
+def walk(config: config_lib.ModelConfig, variables: dict, x_BTD: jax.Array, ctx, step: Callable):
   """All blocks in turn, as `loop.walk`, of stacked layers on a mesh with stages.
 
   Arrays of ctx have rows first, B or 1 of them, or are scalars; what `step` keeps has rows first.
@@ -57,7 +57,7 @@ def walk(config: config_lib.ModelConfig, trees: dict, x_BTD: jax.Array, ctx, ste
   """
   check(config, mesh.size('stage'))
   (run,), M = layout.runs(config), _fitting(config, len(x_BTD))
-  layers = trees[layout.run_name(run)], loop.varying(loop.run_factors(config, run))
+  layers = variables[layout.run_name(run)], loop.varying(loop.run_factors(config, run))
   has_rows = jax.tree.map(lambda c: jnp.ndim(c) > 0 and len(c) > 1, ctx)
   ctx = jax.tree.map(lambda c, cut: _cut(c, M) if cut else c, ctx, has_rows)
   def apply(layers, x, i):

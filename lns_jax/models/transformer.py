@@ -189,11 +189,12 @@ def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attent
 
   Raises UserError when the mesh in force has stages that these layers cannot be spread over, see `pipeline.check`.
   """
-  def step(p, x, ctx, layer, override):
-    x, out = block.Block(config).apply({'params': p}, x, ctx, layer, override)
+  def step(variables, x, ctx, layer, override):
+    x, out = block.Block(config).apply(variables, x, ctx, layer, override)
     return mesh.constrain(x, STREAM), read(out)
   staged = mesh.size('stage') > 1 and layout.is_stacked(params['layers'])
-  return (pipeline if staged else loop).walk(config, params['layers'], x_BTD, ctx, step)
+  variables = {name: {'params': p} for name, p in params['layers'].items()}
+  return (pipeline if staged else loop).walk(config, variables, x_BTD, ctx, step)
 
 
 def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids=None,
