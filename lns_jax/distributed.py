@@ -28,6 +28,7 @@ HEARTBEAT = 30  # seconds after which a silent process counts as lost
 HEARD = 2.0  # seconds in which the others hear what one has said
 COUNT = 'lns_jax/processes'  # key of how many process 0 was told that they are
 LAST_WORDS = 'lns_jax/last_words'  # key of what the first process to end has said, {'code', 'sentence'}
+END = 'lns_jax/end'  # where all wait for each other when they are done
 PREEMPTED = LOST = 75
 FAILED = 1
 # What JAX, XLA and gloo say when another process does not answer.
@@ -82,6 +83,11 @@ class Process:
   def _part(self):
     """The orderly end: waits for the others, and for the listener, which must not outlive the interpreter."""
     import jax
+    try:  # not JAX's own, in which nothing may be listened to: one that still writes the result may fail
+      self.client.wait_at_barrier(END, 3_600_000)
+    except Exception as e:
+      time.sleep(HEARD)  # the listener knows more, if there is more to know
+      self.end(LOST, lost(f'another of the {self.count} processes did not come to the end ({_gist(e)})'))
     self._silent.set()
     jax.distributed.shutdown()
     self._listener.join(10)
@@ -102,6 +108,8 @@ class Process:
 
 def _end(code: int, sentence: str):
   print(f'\n{sentence}', file=sys.stderr, flush=True)  # a bar may stand in the line
+  with contextlib.suppress(OSError):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the last word is ours, not one of JAX's threads'
   sys.stdout.flush()
   for child in multiprocessing.active_children():  # that prepare data
     child.kill()
@@ -112,6 +120,10 @@ def lost(how: str) -> str:
   """What is said when another process is gone."""
   return (f'lost: {how}, so that this process ends, too; what was saved is intact, and the same command on all hosts '
           'goes on from there.')
+
+
+def _gist(error: Exception) -> str:
+  return ' '.join(str(error).split())[:160]
 
 
 def leave(code: int, sentence: str):
@@ -139,9 +151,8 @@ def leave_if_lost(error: BaseException | None):
   if loss is None:
     return
   time.sleep(HEARD)  # the listener knows more, if there is more to know
-  reason = ' '.join(str(loss).split())[:160]
   sentence = lost(f'another process was killed or cannot be reached (seen by process {_joined.index} of '
-                  f'{_joined.count}: {reason})')
+                  f'{_joined.count}: {_gist(loss)})')
   _joined.tell(LOST, sentence)
   _joined.end(LOST, sentence)
 
