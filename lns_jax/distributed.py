@@ -107,9 +107,9 @@ class Process:
 
 
 def _end(code: int, sentence: str):
-  print(f'\n{sentence}', file=sys.stderr, flush=True)  # a bar may stand in the line
   with contextlib.suppress(OSError):
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the last word is ours, not one of JAX's threads'
+    joining.keep('stderr')  # the last word is ours
+  print(f'\n{sentence}', file=sys.stderr, flush=True)  # a bar may stand in the line
   sys.stdout.flush()
   for child in multiprocessing.active_children():  # that prepare data
     child.kill()
@@ -245,7 +245,7 @@ def _asked(f) -> tuple[str, int, int] | None:
 def _join(coordinator: str, count: int, index: int, timeout: int):
   global _joined
   import jax
-  joining.keep_stdout()
+  joining.keep('stdout')
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   me, there = Process(count, index), threading.Event()
   joining.watch(coordinator, count, index, timeout, there, me.end)
@@ -262,9 +262,9 @@ def _join(coordinator: str, count: int, index: int, timeout: int):
           jax.distributed.initialize, coordinator, count, index, cluster_detection_method='deactivate',
           heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=2 * timeout).result()  # the watchdog ends it
   except Exception as e:
-    there.set()
-    raise UserError(f'process {index} of {count} could not join the others at {coordinator}: '
-                    f'{(str(e).splitlines() or [type(e).__name__])[0]}.') from None
+    there.set()  # no orderly end from here on: JAX would try to part from the others
+    me.end(FAILED, f'error: process {index} of {count} could not join the others at {coordinator}: '
+                   f'{(str(e).splitlines() or [type(e).__name__])[0]}; is --processes the same for all?')
   there.set()
   _joined = me
   client = joining.client()

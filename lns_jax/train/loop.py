@@ -204,7 +204,8 @@ class Trainer:
     self.save(step)
     self.saver.wait()
     done = f'saved step {step}' if step else 'no step was done'
-    raise Preempted(f'{done} of {self.run.steps} in {self.run.workdir}; the same command goes on from there.')
+    where = remote.checkpoints(self.run.workdir).parent
+    raise Preempted(f'{done} of {self.run.steps} in {where}; the same command goes on from there.')
 
   @staticmethod
   def _due(every: int, step: int) -> bool:
