@@ -16,7 +16,7 @@ from absl import flags
 
 from lns_jax import cli
 from lns_jax.errors import UserError
-from lns_jax.train import table
+from lns_jax.aot import table
 
 OUT = flags.DEFINE_string('out', 'docs/tpu_table', 'Where to: OUT.jsonl and OUT.md.')
 ENTRIES = flags.DEFINE_integer('entries', 0, 'Entries to compile at most; 0: all.', lower_bound=0)

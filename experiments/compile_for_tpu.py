@@ -26,7 +26,7 @@ def main():
   from lns_jax.train import chips
   chips.parse(TOPOLOGY.value)
   host.compile_for_tpu()
-  from lns_jax.train import compile_tpu
+  from lns_jax.aot import compile_tpu
   return compile_tpu.compile_for(config, TOPOLOGY.value, slices=SLICES.value, with_eval=EVAL.value,
                                  suggest=SUGGEST.value)
 

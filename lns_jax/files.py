@@ -160,16 +160,17 @@ def write_json(path: pathlib.Path, value):
   write_text(path, json.dumps(value, indent=1, allow_nan=False) + '\n')
 
 
-def read_json(path: pathlib.Path) -> dict:
-  """A JSON object. Raises UserError when there is none."""
+def read_json(path: pathlib.Path, mend: str = '') -> dict:
+  """A JSON object. Raises UserError when there is none, which ends with how to mend it."""
+  behind = f'; {mend}.' if mend else '.'
   try:
     found = json.loads(path.read_text(encoding='utf-8-sig'))
   except OSError as e:
-    raise UserError(f'{path} cannot be read: {e.strerror or e}.') from None
+    raise UserError(f'{path} cannot be read: {e.strerror or e}{behind}') from None
   except (ValueError, RecursionError) as e:
-    raise UserError(f'{path} is not JSON: {e}.') from None
+    raise UserError(f'{path} is not JSON: {e}{behind}') from None
   if not isinstance(found, dict):
-    raise UserError(f'{path} is not a JSON object but {type(found).__name__}.')
+    raise UserError(f'{path} is not a JSON object but {type(found).__name__}{behind}')
   return found
 
 

@@ -5,7 +5,7 @@ import pathlib
 import jax
 import numpy as np
 
-from lns_jax import paired, remote, sharding
+from lns_jax import files, paired, remote, sharding
 from lns_jax.config import MeshConfig, ModelConfig, RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.depth.estimate import Estimate, Mean
@@ -162,7 +162,7 @@ def _finished(workdir) -> dict:
   info, path = run_info.read(workdir), pathlib.Path(workdir).expanduser() / 'result.json'
   if not path.is_file():
     raise UserError(f'{workdir} is not finished: it has no result.json; run its pretrain command again.')
-  result = run_info.read_json(path, workdir)
+  result = files.read_json(path, f'run the training command of {workdir} again')
   if 'loss' not in result or not {'tokens', 'images'} & set(result):
     raise UserError(f'{path} has no loss; run the training command of {workdir} again.')
   return {'workdir': str(workdir), 'corpus_hash': info['corpus_hash'], 'config': resume.with_defaults(info['config']),

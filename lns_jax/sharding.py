@@ -65,7 +65,8 @@ def _slices(devices: list, asked: int) -> list[list]:
   if not hasattr(devices[0], 'slice_index'):
     count = asked or 1
     if len(devices) % count:
-      raise UserError(f'mesh.slices = {asked} does not divide the {len(devices)} devices.')
+      raise UserError(f'mesh.slices = {asked} does not divide the {len(devices)} devices; mesh.slices = '
+                      f'{around(asked, divisors(len(devices)))} would.')
     size = len(devices) // count
     return [devices[i:i + size] for i in range(0, len(devices), size)]
   of = lambda device: device.slice_index

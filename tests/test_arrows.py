@@ -25,6 +25,7 @@ ALLOWED = {
     'depth': {'config', 'errors', 'files', 'layers', 'models'},
     'train': {'advice', 'config', 'distributed', 'errors', 'files', 'host', 'layers', 'models', 'data', 'remote',
               'sharding', 'shards', 'signals'},
+    'aot': {'config', 'errors', 'host', 'models', 'sharding', 'shards', 'train'},
     'interop': {'config', 'errors', 'files', 'layers', 'models', 'data', 'remote', 'sharding', 'train.checkpoint',
                 'train.run_info'},
     'reproduce': {'config', 'errors', 'files', 'paired', 'presets', 'cli', 'layers', 'depth', 'train'},

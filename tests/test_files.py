@@ -71,6 +71,16 @@ def test_what_no_file_can_be_named_is_a_sentence(path, words):
   assert len(str(error.value)) < 200
 
 
+@pytest.mark.parametrize('text, words', [
+    ('{"a": ', 'is not JSON: .*; do that'), ('[1]', 'is not a JSON object but list; do that'), (None, 'cannot be read: .*; do that')])
+def test_what_is_no_json_object_is_a_sentence_with_what_to_do(text, words, tmp_path):
+  path = tmp_path / 'x.json'
+  if text is not None:
+    path.write_text(text)
+  with pytest.raises(UserError, match=rf'x.json {words}\.$'):
+    files.read_json(path, 'do that')
+
+
 def test_other_paths_are_made_absolute(monkeypatch, tmp_path):
   monkeypatch.setenv('HOME', str(tmp_path))
   monkeypatch.chdir(tmp_path)

@@ -72,7 +72,7 @@ class Device:
 
 
 def test_slices_that_are_not_there_are_refused_with_what_is():
-  with pytest.raises(UserError, match='mesh.slices = 3 does not divide the 8 devices'):
+  with pytest.raises(UserError, match='mesh.slices = 3 does not divide the 8 devices; mesh.slices = 2 or 4 would'):
     sharding.make_mesh(MeshConfig(slices=3))
   with pytest.raises(UserError, match=r'mesh.data = 1 does not divide over the 2 slices; mesh.across = fsdp would'):
     sharding.make_mesh(MeshConfig(slices=2, data=1, fsdp=8))

@@ -27,7 +27,7 @@ def environment(monkeypatch, tmp_path):
     ('untimed', '', '', ''),  # a CPU
     ('untimed', 'v4', '', ''),  # a chip of which nothing is tried
     ('untimed', 'v6e', '--a=1', '--a=1 --xla_tpu_scoped_vmem_limit_kib=98304'),
-    ('v5e', '', '', '--xla_tpu_scoped_vmem_limit_kib=65536'),
+    ('v5e', '', '', '--xla_tpu_scoped_vmem_limit_kib=50000'),
     ('v5e', '', '--xla_tpu_scoped_vmem_limit_kib=5', '--xla_tpu_scoped_vmem_limit_kib=5'),  # the user's own
 ])
 def test_flags_of_the_chip_come_behind_those_of_the_user(choice, here, given, expected, monkeypatch):

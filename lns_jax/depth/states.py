@@ -13,7 +13,7 @@ from lns_jax.depth.estimate import Estimate, Mean
 from lns_jax.errors import UserError
 from lns_jax.layers import schemes
 from lns_jax.layers.norms import wide
-from lns_jax.models import transformer
+from lns_jax.models import layout, transformer
 
 
 # What a model reads of a batch, and which of it is padding (of images the weights say).
@@ -110,11 +110,10 @@ def _sums(config: ModelConfig, params, batch, tokens: str, cls: bool):
   mask_BT = counted(config, batch, tokens, cls)
   _, kept = transformer.stream(config, params, transformer.inputs(config, batch), read=_added,
                                **transformer.placement(batch))
-  layers = [kept[l] for l in config.layer_ids]
-  states = jnp.stack([kept[0]['out'], *(k['out'] for k in layers)])
+  layers = layout.joined(kept['layers'])
+  states = jnp.concatenate([kept['embed']['out'][None], layers.pop('out')])
   angles, influences, counts = all_pairs(states, mask_BT)
-  summed = lambda name: jnp.stack([jnp.sum(mask_BT * k[name], axis=-1) for k in layers], axis=1)
-  return {**{name: summed(name) for name in layers[0] if name != 'out'},
+  return {**{name: jnp.sum(mask_BT * v, axis=-1).T for name, v in layers.items()},
           'variance': jnp.sum(hidden_variance(states) * mask_BT, axis=-1).T, 'tokens': jnp.sum(mask_BT, axis=-1),
           'angles': angles, 'influences': influences, 'counts': counts, 'bad': finite.first_bad(states, mask_BT)}
 

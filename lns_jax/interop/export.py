@@ -228,7 +228,7 @@ def _facts(origin: Origin, plain, shapes: dict) -> dict:
 def _result(origin: Origin) -> dict:
   """result.json of the run, if it is of this very step."""
   path = origin.path / 'result.json'
-  found = run_info.read_json(path, origin.path) if path.is_file() else {}
+  found = files.read_json(path, f'run the training command of {origin.path} again') if path.is_file() else {}
   return found if found.get('step') == origin.step else {}
 
 

@@ -44,10 +44,10 @@ def import_model(model, workdir, *, scheme: str | None = None, retrofit: str = '
   run = _settings(config, tokenizer, seq_len)
   origin = {'path': str(files.absolute(model)), 'retrofit': retrofit or None, 'removed_layers': []}
   corpus_hash = None
-  if tokenizer is not None:
+  if config.reads_text:  # also where there is none: training on asks for one then
     run = config_lib.changed(run, {'data': {'tokenizer': str(out / 'tokenizer')}})
-    if config.family == 'decoder':  # an encoder has no rows of its own
-      corpus_hash = _corpus_hash(run, tokenizer)
+  if tokenizer is not None and config.family == 'decoder':  # an encoder has no rows of its own
+    corpus_hash = _corpus_hash(run, tokenizer)
   save.write(out, run, params, step=0, origin=origin, corpus_hash=corpus_hash,
              tokenizer=None if tokenizer is None else tokenizer.save)
   leaves = jax.tree.leaves(params)

@@ -87,8 +87,9 @@ def write(out: pathlib.Path, run: config_lib.RunConfig, canonical, *, step: int,
       with checkpoint.Checkpointer(folder / 'checkpoints', run.checkpoint) as saver:
         saver.save(step, params=canonical, opt_state=None, data={'step': step, 'corpus_hash': corpus_hash},
                    config=values)
-  except OSError as e:
-    raise UserError(f'{out} could not be written: {e.strerror or e}; nothing is left of it.') from None
+  except (OSError, checkpoint.Unwritten) as e:
+    reason = e.reason if isinstance(e, checkpoint.Unwritten) else e.strerror or e
+    raise UserError(f'{out} could not be written: {reason}; nothing is left of it.') from None
   return out
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lns_jax.errors import UserError
 from lns_jax.layers.norms import wide
@@ -70,13 +71,13 @@ def sums(function: Callable[..., jax.Array], *trees,
       outside += jnp.sum(values)
       continue
     of = ids(path, place, leaf)
-    if any(of != other and not isinstance(place, int) and set(of) & set(other) for other in totals):
-      raise UserError(f'{path} seems to be stacked over layers {of[0]} to {of[-1]}, but other leaves over others; '
-                      'give a layer_of that tells the layer of each path.')
+    if any(of != other and set(of) & set(other) for other in totals):
+      raise UserError(f'{path} seems to belong to layers {of[0]} to {of[-1]}, but other leaves to only some of them or '
+                      'to more; give a layer_of that tells the layer of each path.')
     axes = range(0 if isinstance(place, int) else 1, values.ndim)
     totals[of] = totals.get(of, 0) + jnp.sum(values, axis=tuple(axes))
   if not totals:
     raise UserError(f'no path names a layer, the first is {first[0][0]!r}; give a layer_of from a path to its layer.')
-  layers = {l: total[i] if total.ndim else total for of, total in totals.items() for i, l in enumerate(of)}
-  in_order = jnp.stack([layers[l] for l in sorted(layers)])
+  in_order = jnp.concatenate([jnp.atleast_1d(total) for total in totals.values()])
+  in_order = in_order[np.argsort([l for of in totals for l in of])]
   return in_order, outside + jnp.sum(in_order)

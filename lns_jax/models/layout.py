@@ -66,6 +66,13 @@ def single(layers: dict) -> dict:
           for name, stacked in layers.items() for i, l in enumerate(run_ids(name))}
 
 
+def joined(layers: dict):
+  """A `layers` dictionary, in either layout -> one tree whose leaves have a leading axis over all layers."""
+  if not is_stacked(layers):
+    return jax.tree.map(lambda *x: jnp.stack(x), *layers.values())
+  return jax.tree.map(lambda *x: jnp.concatenate(x), *layers.values())
+
+
 def unstack(tree):
   """Stacked -> canonical. A canonical tree is returned as it is."""
   return _convert(tree, single)

@@ -64,7 +64,7 @@ def walk(config: config_lib.ModelConfig, trees: dict, x_BTD: jax.Array, ctx, ste
     return loop.scan(config, run, layers, x, jax.tree.map(lambda c, cut: c[i] if cut else c, ctx, has_rows), step)
   x_MBTD = mesh.constrain(_cut(x_BTD, M), (None, 'batch', 'seq', 'stream'))
   y_MBTD, kept = _staged(apply, layers, x_MBTD)
-  return _joined(y_MBTD), {layout.run_name(run): jax.tree.map(lambda v: _everywhere(jax.vmap(_joined)(v)), kept)}
+  return _joined(y_MBTD), {layout.run_name(run): jax.tree.map(jax.vmap(_joined), kept)}
 
 
 def _cut(v: jax.Array, M: int) -> jax.Array:
@@ -75,11 +75,6 @@ def _cut(v: jax.Array, M: int) -> jax.Array:
 def _joined(v: jax.Array) -> jax.Array:
   """The inverse of `_cut`."""
   return v.swapaxes(0, 1).reshape(-1, *v.shape[2:])
-
-
-def _everywhere(v: jax.Array) -> jax.Array:
-  """v [L, ...] on every stage: one transfer, where each reader of a layer would ask for its own."""
-  return jax.lax.with_sharding_constraint(v, PartitionSpec(None, *[PartitionSpec.UNCONSTRAINED] * (v.ndim - 1)))
 
 
 def _staged(apply: Callable, layers, x_MBTD: jax.Array):

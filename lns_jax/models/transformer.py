@@ -5,6 +5,8 @@ The families differ in what lies before and behind the blocks, and in nothing el
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 
@@ -183,7 +185,7 @@ def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attent
 
   Returns:
     x_BTD: the stream after the last block.
-    kept: {layer id: what `read` kept of that block's `out`}.
+    kept: what `read` kept of each block's `out`, in the layout of params['layers'].
 
   Raises UserError when the mesh in force has stages that these layers cannot be spread over, see `pipeline.check`.
   """
@@ -191,21 +193,21 @@ def layers(config: config_lib.ModelConfig, params, x_BTD: jax.Array, ctx: attent
     x, out = block.Block(config).apply({'params': p}, x, ctx, layer, override)
     return mesh.constrain(x, STREAM), read(out)
   staged = mesh.size('stage') > 1 and layout.is_stacked(params['layers'])
-  x_BTD, kept = (pipeline if staged else loop).walk(config, params['layers'], x_BTD, ctx, step)
-  return x_BTD, {int(l): of_layer for l, of_layer in layout.single(kept).items()}
+  return (pipeline if staged else loop).walk(config, params['layers'], x_BTD, ctx, step)
 
 
 def stream(config: config_lib.ModelConfig, params, tokens: jax.Array, segment_ids=None,
            read: Read = lambda out: {}, step=None, **placed):
-  """Embedding and blocks. Returns (stream before the final norm [B, T, D], {0: {'out': embedding}, l: kept}).
+  """Embedding and blocks. Returns (stream before the final norm [B, T, D], kept).
 
+  kept: {'embed': what `read` keeps of {'out': embedding}, 'layers': as of `layers`}.
   segment_ids, placed: see `placement`.
   step: finished updates while training, which ProRes' factors grow with; else `config.ramp_step` says.
   """
   x_BTD, ctx = enter(config, params, tokens, segment_ids, step, **placed)
-  kept = {0: read({'out': x_BTD})}
-  x_BTD, per_layer = layers(config, params, x_BTD, ctx, read)
-  return x_BTD, kept | per_layer
+  embedding = read({'out': x_BTD})
+  x_BTD, kept = layers(config, params, x_BTD, ctx, read)
+  return x_BTD, {'embed': embedding, 'layers': kept}
 
 
 def before_head(config: config_lib.ModelConfig, params, batch, read: Read = lambda out: {}, step=None):
@@ -235,7 +237,7 @@ def states(config: config_lib.ModelConfig, params, tokens: jax.Array, *, segment
   """
   _, kept = stream(config, params, typed(config, tokens, token_types), segment_ids,
                    lambda out: {'out': out['out']}, **placed)
-  return jnp.stack([kept[l]['out'] for l in (0, *config.layer_ids)])
+  return jnp.concatenate([kept['embed']['out'][None], layout.joined(kept['layers'])['out']])
 
 
 def tap_names(config: config_lib.ModelConfig) -> list[str]:
@@ -266,7 +268,8 @@ def apply(config: config_lib.ModelConfig, params, batch: Mapping[str, jax.Array]
   fields = {n.split('/')[-1] for n in wanted} - {'embed'} | {'out'}
   x_BTD, kept = stream(config, params, inputs(config, batch),
                        read=lambda out: {f: v for f, v in out.items() if f in fields}, **placement(batch))
-  find = lambda n: kept[0]['out'] if n == 'embed' else kept[int(n.split('/')[1])][n.split('/')[2]]
+  kept = layout.unstack(kept | {'embed': kept['embed']['out']})
+  find = lambda n: functools.reduce(operator.getitem, n.split('/'), kept)
   return head(config, params, x_BTD), {n: find(n) for n in wanted}
 
 

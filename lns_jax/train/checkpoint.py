@@ -53,6 +53,14 @@ class Restored:
   config: dict
 
 
+class Unwritten(UserError):
+  """A checkpoint could not be written; `reason` says why, in the operating system's words."""
+
+  def __init__(self, path, reason: str):
+    super().__init__(f'checkpoint {path} could not be written: {reason}; earlier checkpoints are intact.')
+    self.reason = reason
+
+
 class Checkpointer:
   """Saves and restores the state of one run. A context manager: leaving it waits for the last save.
 
@@ -233,8 +241,7 @@ class Checkpointer:
       if self._primary:
         with contextlib.suppress(OSError):
           self._discard(step)  # the marker stays: other threads of Orbax may still write, the next start removes that
-      raise UserError(f'checkpoint {self._root / str(step)} could not be written: {_cause(e)}; '
-                      'earlier checkpoints are intact.') from e
+      raise Unwritten(self._root / str(step), _cause(e)) from e
 
   def _set_aside(self, step: int):
     name = f'{step}.damaged'

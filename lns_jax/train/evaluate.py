@@ -47,7 +47,7 @@ def place(mesh, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
 
 
 def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'validation', rows: int,
-             max_tokens: int = 0, progress=lambda batches: batches, each=lambda sums: None) -> dict[str, float]:
+             max_tokens: int = 0, progress=lambda batches, total: batches, each=lambda sums: None) -> dict[str, float]:
   """Loss over a split.
 
   Args:
@@ -55,7 +55,7 @@ def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'valid
     step: finished updates, during a training run; None: a loaded model, whose config knows.
     rows: rows per batch, any number that `batch_size` allows; it does not change the result.
     max_tokens: stop before the row that would exceed it; 0: the whole split.
-    progress: wraps the iterator of batches, for a bar.
+    progress: (batches, how many there are) -> the batches, for a bar.
     each: called with what `eval_step` found of every batch.
 
   Returns:
@@ -66,7 +66,7 @@ def evaluate(eval_step, params, dataset, mesh, *, step=None, split: str = 'valid
   sums, means = {}, []
   batches = dataset.eval_batches(split, rows, max_tokens=max_tokens, rows=sharding.rows(mesh, rows))
   with sharding.use(mesh):
-    for batch in progress(batches):
+    for batch in progress(batches, -(-dataset.rows_within(split, max_tokens) // rows)):
       of_batch = jax.device_get(eval_step(params, place(mesh, batch), step))
       each(of_batch)
       found = {k: float(np.sum(v, dtype=np.float64)) for k, v in of_batch.items()}

@@ -51,7 +51,7 @@ def check_tokenizer(config: RunConfig, tokenizer: tokenizers.Tokenizer | None):
   """Refuses text whose ids do not mean what they meant to the model that the run starts from."""
   if config.train.init_from and tokenizer is not None:
     own = _folder(config) / 'tokenizer'
-    if tokenizers.load(own).hash != tokenizer.hash:
+    if own.is_dir() and tokenizers.load(own).hash != tokenizer.hash:  # imported models may have come without one
       raise UserError(f'train.init_from = {config.train.init_from!r} was trained with another tokenizer than that '
                       f'of this text; set --config.data.tokenizer to the file in {own}.')
 

@@ -104,7 +104,7 @@ def bar(total: int, initial: int, description: str) -> tqdm.tqdm:
                    disable=jax.process_index() != 0)
 
 
-def batches(iterator):
+def batches(iterator, total: int):
   """Wraps an iterator of evaluation batches in a bar."""
-  return tqdm.tqdm(iterator, desc='evaluating', unit='batch', mininterval=0.5, dynamic_ncols=True,
+  return tqdm.tqdm(iterator, total=total, desc='evaluating', unit='batch', mininterval=0.5, dynamic_ncols=True,
                    disable=jax.process_index() != 0)

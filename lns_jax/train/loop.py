@@ -71,7 +71,8 @@ def introduce(run: Run):
   for group, settings in values.items():
     say(f'{group}: ' + ', '.join(f'{k}={v!r}' for k, v in settings.items()))
   state = run.abstract_state()
-  logging.info('%s', shards.table(state.params))  # with LNS_JAX_VERBOSE set
+  if logging.level_info():  # with LNS_JAX_VERBOSE set
+    logging.info('%s', shards.table(state.params))
   say(shards.summary(state.params, state.opt_state))
   if jax.process_index():
     return
@@ -275,7 +276,7 @@ class Trainer:
     say(f"step {self.position['step']}: validation loss {result['loss']:.4f}, {name} {result[name]:.4g}")
     return result
 
-  def _watched(self, batches):
+  def _watched(self, batches, _):
     """The batches of an evaluation, until SIGTERM."""
     for batch in batches:
       if self.signals.stop():

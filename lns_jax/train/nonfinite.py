@@ -6,7 +6,7 @@ import numpy as np
 
 from lns_jax.config import ModelConfig
 from lns_jax.errors import Diverged
-from lns_jax.models import loss, transformer
+from lns_jax.models import layout, loss, transformer
 from lns_jax.train.run import Run
 
 
@@ -47,13 +47,15 @@ def first_bad(config: ModelConfig, params, batch, step: int) -> str | None:
   """Name of the first place of the forward pass after `step` updates that is not finite; None when all of it is."""
   def check(params, batch):
     bad = lambda x: ~jnp.all(jnp.isfinite(x))
-    read = lambda out: {'bad': bad(out['out'])}
+    read = lambda out: {'bad': jax.vmap(bad)(out['out'])}  # of each row
     # Not the logits, which may not fit for a whole batch.
     normed_BTD, kept = transformer.before_head(config, params, batch, read, step)
     ends = [normed_BTD, *jax.tree.leaves(params.get('head', params['embed']))]
-    return {l: k['bad'] for l, k in kept.items()}, jnp.any(jnp.stack([bad(x) for x in ends]))
-  per_layer, head = jax.device_get(jax.jit(check)(params, batch))
-  for l, bad in per_layer.items():
+    layers_LB = layout.joined(kept['layers'])['bad']
+    return {'states': jnp.concatenate([kept['embed']['bad'][None], layers_LB]).any(axis=1),
+            'head': jnp.any(jnp.stack([bad(x) for x in ends]))}
+  found = jax.device_get(jax.jit(check)(params, batch))
+  for l, bad in zip((0, *config.layer_ids), found['states']):
     if bad:
       return f'layer {l}' if l else 'the embedding'
-  return 'the head' if head else None
+  return 'the head' if found['head'] else None

@@ -2,7 +2,6 @@
 
 import datetime
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
@@ -12,6 +11,7 @@ from typing import Any
 
 import jax
 
+from lns_jax import files
 from lns_jax.errors import UserError
 
 PACKAGES = ('lns_jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'tensorflow-datasets', 'numpy')
@@ -65,15 +65,4 @@ def read(workdir) -> dict[str, Any]:
   path = pathlib.Path(workdir).expanduser() / 'run_info.json'
   if not path.is_file():
     raise UserError(f'{workdir} is not a run folder: it has no run_info.json.')
-  return read_json(path, workdir)
-
-
-def read_json(path: pathlib.Path, workdir) -> dict[str, Any]:
-  """A JSON object among the files of a run folder. Raises UserError when it is damaged."""
-  try:
-    found = json.loads(path.read_text())
-  except ValueError:
-    found = None
-  if not isinstance(found, dict):
-    raise UserError(f'{path} is damaged; run the training command of {workdir} again.')
-  return found
+  return files.read_json(path, f'run the training command of {workdir} again')

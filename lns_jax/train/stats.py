@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from lns_jax.layers.norms import wide
-from lns_jax.models import by_layer
+from lns_jax.models import by_layer, layout
 
 
 def read(out: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -19,11 +19,12 @@ def read(out: dict[str, jax.Array]) -> dict[str, jax.Array]:
   return {'variance': jnp.var(x, axis=-1)} | squares
 
 
-def sums(kept: dict[int, dict[str, jax.Array]], weights_BT: jax.Array) -> dict[str, jax.Array]:
-  """{0: embedding, l: layer l} as of `read` -> weighed sums: 'variance' [L+1], every other name [L]; 'tokens' []."""
-  names = {name for of_layer in kept.values() for name in of_layer}
-  of_layers = lambda name: jnp.stack([jnp.sum(v[name] * weights_BT) for v in kept.values() if name in v])
-  return {name: of_layers(name) for name in sorted(names)} | {'tokens': jnp.sum(weights_BT)}
+def sums(kept: dict[str, dict], weights_BT: jax.Array) -> dict[str, jax.Array]:
+  """What `transformer.stream` kept by `read` -> weighed sums: 'variance' [L+1], every other name [L]; 'tokens' []."""
+  kept = jax.tree.map(lambda v: jnp.sum(v * weights_BT, axis=(-2, -1)), kept)
+  found = layout.joined(kept['layers'])
+  variance = jnp.concatenate([kept['embed']['variance'][None], found['variance']])
+  return found | {'variance': variance, 'tokens': jnp.sum(weights_BT)}
 
 
 def finish(sums: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lns_jax import UserError
 from lns_jax.data import tokenizers
 from lns_jax.interop import generate_text
 
@@ -60,3 +61,9 @@ def test_rows_are_shown_one_after_the_other():
   assert found == ['a1', 'a2', '\n', 'b1', '\n', 'c1']
   turn.close(2)
   assert ''.join(found) == 'a1a2\nb1\nc1\n'
+
+
+def test_what_is_loaded_is_said_before(tmp_path, capsys):
+  with pytest.raises(UserError, match='nothing'):
+    generate_text.write(tmp_path / 'none', ['a'], max_new=1)
+  assert capsys.readouterr().err == f'loading {tmp_path}/none\n'

@@ -12,8 +12,10 @@ import hf_folders
 import lns_jax
 from hf_folders import folder, reference, settings, tensors, write
 from lns_jax import UserError, presets, runs
-from lns_jax.data import tokenizers
+from lns_jax import config as config_lib
+from lns_jax.data import dataset, tokenizers
 from lns_jax.interop import from_bin, import_model
+from lns_jax.train import init_from
 from test_cli import command
 
 
@@ -78,6 +80,18 @@ def test_without_a_tokenizer_there_is_nothing_to_evaluate_on(tmp_path):
   assert lns_jax.load(tmp_path / 'run')[2] is None
   with pytest.raises(UserError, match='without a tokenizer'):
     runs.evaluate(tmp_path / 'run')
+
+
+def test_without_a_tokenizer_training_on_wants_the_one_whose_tokens_the_model_knows(tmp_path):
+  path = with_tokenizer(tmp_path)
+  for file in path.glob('*token*'):
+    file.rename(tmp_path / file.name)
+  import_model.import_model(path, tmp_path / 'run')
+  config = presets.resolve(presets.from_run(tmp_path / 'run'))
+  with pytest.raises(UserError, match="there is no tokenizer at '.*run/tokenizer'; give the file of the one whose"):
+    dataset.open(config)
+  config = config_lib.changed(config, {'data': {'tokenizer': str(tmp_path / 'tokenizer.json')}})
+  init_from.check_tokenizer(config, dataset.open(config).tokenizer)  # which cannot be compared
 
 
 @pytest.mark.parametrize('arguments, words', [

@@ -85,7 +85,8 @@ def test_prores_starts_as_the_embedding_alone_and_ends_as_pre():
   np.testing.assert_allclose(halfway[1], transformer.states(at(-1), p, b['tokens'])[1], atol=1e-6)
   _, kept = transformer.stream(at(-1), p, b['tokens'], None, lambda out: {k: v for k, v in out.items() if 'mlp' in k},
                            step=jnp.int32(15))
-  np.testing.assert_allclose(kept[3]['mlp_branch'], kept[3]['mlp_out'] / 2, rtol=1e-6)
+  third = kept['layers']['3']
+  np.testing.assert_allclose(third['mlp_branch'], third['mlp_out'] / 2, rtol=1e-6)
 
 
 def test_admin_starts_from_the_variance_of_what_lies_below():

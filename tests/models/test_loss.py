@@ -10,7 +10,7 @@ import pytest
 from lns_jax import config as config_lib
 from lns_jax import sharding
 from lns_jax.models import loss
-from lns_jax.train import costs, hlo
+from lns_jax.aot import costs, hlo
 from tiny import leaves_close
 
 

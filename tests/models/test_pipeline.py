@@ -13,6 +13,7 @@ from lns_jax import sharding
 from lns_jax.config import MeshConfig
 from lns_jax.errors import UserError
 from lns_jax.models import decode, layout, pipeline, transformer
+from lns_jax.train import nonfinite
 from lns_jax.train import step as step_lib
 from programs import collectives, constants
 from tiny import batch, leaves_close, model, params
@@ -104,6 +105,15 @@ def test_a_cache_is_extended_on_a_mesh_with_stages():
   p, b = placed(config, mesh, 2)
   logits, _ = on(mesh, lambda p: decode.extend(config, p, b['tokens'], decode.init(config, 2, T)), p)
   leaves_close(logits, transformer.forward(config, params(config), b['tokens']), 2e-6)
+
+
+def test_a_layer_whose_output_is_not_finite_is_named():
+  config, mesh = model(**TINY, scheme='lns'), mesh_of(stage=2, data=2)
+  p = params(config)
+  p['layers'][f'1-{L}']['mlp']['down'] = p['layers'][f'1-{L}']['mlp']['down'].at[2, 0, 0].set(np.nan)
+  p, b = jax.device_put(p, sharding.params(mesh, config)), batch(8, T, V)
+  with sharding.use(mesh):
+    assert nonfinite.first_bad(config, p, b, step=0) == 'layer 3'
 
 
 def lowered(scheme: str):

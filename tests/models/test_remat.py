@@ -90,10 +90,15 @@ def test_offload_is_refused_on_a_cpu():
 
 @pytest.mark.parametrize('remat', POLICIES)
 def test_a_scanned_program_does_not_grow_with_depth(remat):
-  """As written: the same operations for 12 layers and for 192, but for the digits of sizes and the constant factors."""
+  """A whole step, as written, with layer statistics: the same operations for 12 layers and for 192, but for the digits
+  of sizes and the constant factors."""
   def lines(L):
-    config = model(num_layers=L, loop='scan', remat=remat, scheme='lns', d_model=16, d_ff=32)
-    text = loss_and_gradient(config).lower(*abstract(config)).as_text()
+    config = config_lib.RunConfig(model=model(num_layers=L, loop='scan', remat=remat, scheme='lns', d_model=16, d_ff=32),
+                                  train=config_lib.TrainConfig(steps=2, batch_size=2))
+    assert config.train.layer_stats_every
+    step = jax.jit(step_lib.make_train_step(config, 2))
+    tokens = {k: jax.ShapeDtypeStruct((2, 16), np.int32) for k in ('tokens', 'targets', 'segment_ids')}
+    text = step.lower(step_lib.shapes(config, 2), tokens).as_text()
     return [line for line in text.splitlines() if 'stablehlo.constant' not in line]
   short, long = lines(12), lines(192)
   assert len(short) == len(long)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from lns_jax.train import chips, costs, hlo, roofline, traffic
+from lns_jax.aot import costs, hlo, roofline, traffic
+from lns_jax.train import chips
 
 
 def program(f, *arguments) -> hlo.Program:

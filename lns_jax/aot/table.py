@@ -1,6 +1,6 @@
 """The result of `compile_tpu` as lines for a reader."""
 
-from lns_jax.train import roofline
+from lns_jax.aot import roofline
 
 
 def of(result: dict) -> str:

@@ -2,7 +2,7 @@
 
 import math
 
-from lns_jax.train.hlo import Array, Computation, Instruction, Program
+from lns_jax.aot.hlo import Array, Computation, Instruction, Program
 
 # These move nothing, or name what others move.
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call', 'conditional', 'after-all',

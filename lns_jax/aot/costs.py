@@ -13,7 +13,7 @@ import re
 
 import numpy as np
 
-from lns_jax.train.hlo import Computation, Instruction, Program
+from lns_jax.aot.hlo import Computation, Instruction, Program
 
 COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute', 'ragged-all-to-all')
 KERNEL = 'tpu_custom_call'  # the target of a Pallas kernel

@@ -3,9 +3,9 @@
 import dataclasses
 import math
 
-from lns_jax.train import costs, traffic
+from lns_jax.aot import costs, traffic
+from lns_jax.aot.hlo import Program
 from lns_jax.train.chips import Chip
-from lns_jax.train.hlo import Program
 
 FORMULA = (
     'step_seconds = max(busy, network): busy is the sum over instructions of max(FLOPs / peak, bytes / memory rate), '
