@@ -89,7 +89,8 @@ def test_other_paths_are_made_absolute(monkeypatch, tmp_path):
 
 
 def test_a_full_disk_is_a_sentence_and_what_no_disk_does_is_not(tmp_path):
-  with pytest.raises(UserError, match=f'^{tmp_path} could not be written or read: No space left on device; all is well.$'):
+  said = f'^{tmp_path} could not be written or read: No space left on device; all is well.$'
+  with pytest.raises(UserError, match=said):
     with files.disk_explained(tmp_path, 'all is well'):
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
   with pytest.raises(FileNotFoundError), files.disk_explained(tmp_path, 'all is well'):
