@@ -28,6 +28,7 @@ HEARTBEAT = 30  # seconds after which a silent process counts as lost
 HEARD = 2.0  # seconds in which the others hear what one has said
 COUNT = 'lns_jax/processes'  # key of how many process 0 was told that they are
 LAST_WORDS = 'lns_jax/last_words'  # key of what the first process to end has said, {'code', 'sentence'}
+END = 'lns_jax/end'  # where all wait for each other when they are done
 PREEMPTED = LOST = 75
 FAILED = 1
 # What JAX, XLA and gloo say when another process does not answer.
@@ -82,6 +83,11 @@ class Process:
   def _part(self):
     """The orderly end: waits for the others, and for the listener, which must not outlive the interpreter."""
     import jax
+    try:  # not JAX's own, in which nothing may be listened to: one that still writes the result may fail
+      self.client.wait_at_barrier(END, 3_600_000)
+    except Exception as e:
+      time.sleep(HEARD)  # the listener knows more, if there is more to know
+      self.end(LOST, lost(f'another of the {self.count} processes did not come to the end ({_gist(e)})'))
     self._silent.set()
     jax.distributed.shutdown()
     self._listener.join(10)
@@ -101,6 +107,8 @@ class Process:
 
 
 def _end(code: int, sentence: str):
+  with contextlib.suppress(OSError):
+    joining.keep('stderr')  # the last word is ours
   print(f'\n{sentence}', file=sys.stderr, flush=True)  # a bar may stand in the line
   sys.stdout.flush()
   for child in multiprocessing.active_children():  # that prepare data
@@ -112,6 +120,10 @@ def lost(how: str) -> str:
   """What is said when another process is gone."""
   return (f'lost: {how}, so that this process ends, too; what was saved is intact, and the same command on all hosts '
           'goes on from there.')
+
+
+def _gist(error: Exception) -> str:
+  return ' '.join(str(error).split())[:160]
 
 
 def leave(code: int, sentence: str):
@@ -139,9 +151,8 @@ def leave_if_lost(error: BaseException | None):
   if loss is None:
     return
   time.sleep(HEARD)  # the listener knows more, if there is more to know
-  reason = ' '.join(str(loss).split())[:160]
   sentence = lost(f'another process was killed or cannot be reached (seen by process {_joined.index} of '
-                  f'{_joined.count}: {reason})')
+                  f'{_joined.count}: {_gist(loss)})')
   _joined.tell(LOST, sentence)
   _joined.end(LOST, sentence)
 
@@ -234,7 +245,7 @@ def _asked(f) -> tuple[str, int, int] | None:
 def _join(coordinator: str, count: int, index: int, timeout: int):
   global _joined
   import jax
-  joining.keep_stdout()
+  joining.keep('stdout')
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   me, there = Process(count, index), threading.Event()
   joining.watch(coordinator, count, index, timeout, there, me.end)
@@ -251,9 +262,9 @@ def _join(coordinator: str, count: int, index: int, timeout: int):
           jax.distributed.initialize, coordinator, count, index, cluster_detection_method='deactivate',
           heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=2 * timeout).result()  # the watchdog ends it
   except Exception as e:
-    there.set()
-    raise UserError(f'process {index} of {count} could not join the others at {coordinator}: '
-                    f'{(str(e).splitlines() or [type(e).__name__])[0]}.') from None
+    there.set()  # no orderly end from here on: JAX would try to part from the others
+    me.end(FAILED, f'error: process {index} of {count} could not join the others at {coordinator}: '
+                   f'{(str(e).splitlines() or [type(e).__name__])[0]}; is --processes the same for all?')
   there.set()
   _joined = me
   client = joining.client()

@@ -1,6 +1,7 @@
 """Files that are either whole or as they were, and JSON that every reader accepts."""
 
 import contextlib
+import errno
 import glob
 import json
 import math
@@ -15,6 +16,7 @@ import numpy as np
 from lns_jax.errors import UserError
 
 LONGEST = 255  # bytes in a name, on every common file system
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def absolute(path) -> pathlib.Path:
@@ -48,6 +50,17 @@ def whole(path: pathlib.Path, mode: str = 'w', **kwargs):
     file.flush()
     os.fsync(file.fileno())
   os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def disk_explained(folder: pathlib.Path, comfort: str):
+  """Turns the error of a disk that is full or fails into a UserError: where, why, what is true all the same."""
+  try:
+    yield
+  except OSError as e:
+    if e.errno not in _OF_DISKS:
+      raise
+    raise UserError(f'{e.filename or folder} could not be written or read: {e.strerror}; {comfort}.') from e
 
 
 def unused(out) -> pathlib.Path:

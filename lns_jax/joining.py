@@ -85,12 +85,13 @@ def connected(port: int) -> int | None:
   return len(found) or None
 
 
-def keep_stdout():
-  """Leaves stdout to Python alone: gloo prints there whenever devices first work together."""
-  sys.stdout.flush()
-  ours = os.dup(1)
-  os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-  sys.stdout = os.fdopen(ours, 'w', buffering=1)
+def keep(name: str):
+  """Leaves 'stdout' or 'stderr' to Python alone: gloo prints on the first, threads of JAX on the second."""
+  stream, number = getattr(sys, name), {'stdout': 1, 'stderr': 2}[name]
+  stream.flush()
+  ours = os.dup(number)
+  os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+  setattr(sys, name, os.fdopen(ours, 'w', buffering=1))
 
 
 @contextlib.contextmanager

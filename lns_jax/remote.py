@@ -9,6 +9,7 @@ No lock keeps two machines from one folder in a bucket: `resume.alone` holds the
 """
 
 import contextlib
+import hashlib
 import pathlib
 
 from absl import logging
@@ -71,18 +72,26 @@ def checkpoints(workdir: pathlib.Path) -> epath.Path:
 
 
 def pull(workdir: pathlib.Path):
-  """Makes the local folder of a run in a bucket what that is, checkpoints apart. Raises UserError."""
-  remote = checkpoints(workdir).parent
+  """Makes the local folder of a run in a bucket what that is, checkpoints apart. Raises UserError.
+
+  A file that is in the bucket as it was copied there last stays as it is here, which is as new or newer: a run that was
+  killed, or could not copy, may have written what belongs to a checkpoint since. What is newer than the newest
+  checkpoint is left to whoever goes on from there, as in any run folder.
+  """
+  remote, known = checkpoints(workdir).parent, _known(workdir)
   with _explained(f'{remote} cannot be copied to {workdir}'):
     there = dict(_files(remote)) if remote.exists() else {}
     for name, path in there.items():
-      (workdir / name).parent.mkdir(parents=True, exist_ok=True)
-      with files.whole(workdir / name, 'wb') as file:
-        file.write(path.read_bytes())
-    for name in _known(workdir).keys() - there.keys():  # was in the bucket once
+      content, local = path.read_bytes(), workdir / name
+      if local.is_file() and _digest(content) == known.get(name, [None])[-1]:
+        continue
+      local.parent.mkdir(parents=True, exist_ok=True)
+      with files.whole(local, 'wb') as file:
+        file.write(content)
+      known[name] = [*_state(local), _digest(content)]
+    for name in known.keys() - there.keys():  # was in the bucket once
       (workdir / name).unlink(missing_ok=True)
-    states = _states(workdir)
-    files.write_json(workdir / _PUSHED, {name: states[name] for name in there if name in states})
+    files.write_json(workdir / _PUSHED, {name: state for name, state in known.items() if name in there})
 
 
 def _files(source: epath.Path, under: str = ''):
@@ -94,8 +103,8 @@ def _files(source: epath.Path, under: str = ''):
       yield f'{under}{path.name}', path
 
 
-def _known(workdir: pathlib.Path) -> dict[str, list[int]]:
-  """Of the files that are in the bucket, in what state they were copied, as of `_states`."""
+def _known(workdir: pathlib.Path) -> dict[str, list]:
+  """Of the files that are in the bucket, their `_state` when they were copied, and the `_digest` of what was copied."""
   path = workdir / _PUSHED
   return files.read_json(path) if path.is_file() else {}
 
@@ -107,13 +116,16 @@ def push(workdir: pathlib.Path):
   remote = checkpoints(workdir).parent
   with _explained(f'{workdir} cannot be copied to {remote}'):
     known = _known(workdir)
-    for name, state in _states(workdir).items():
-      if known.get(name) != state:
-        target = remote / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((workdir / name).read_bytes())
-        known[name] = state
-    files.write_json(workdir / _PUSHED, known)
+    try:
+      for name in _own(workdir):
+        state = _state(workdir / name)
+        if known.get(name, [])[:2] != state:
+          content, target = (workdir / name).read_bytes(), remote / name
+          target.parent.mkdir(parents=True, exist_ok=True)
+          target.write_bytes(content)
+          known[name] = [*state, _digest(content)]
+    finally:
+      files.write_json(workdir / _PUSHED, known)
 
 
 def keep_up(workdir: pathlib.Path):
@@ -134,16 +146,28 @@ def mirrored(workdir: pathlib.Path):
   try:
     yield
   except BaseException:
-    keep_up(workdir)  # the error is the one to read
+    try:
+      push(workdir)
+    except UserError as e:  # the error of the run is the one to read
+      logging.warning('%s The same command on this machine tries again.', e)
     raise
   push(workdir)
 
 
-def _states(workdir: pathlib.Path) -> dict[str, list[int]]:
-  """{file: [bytes, nanoseconds of its last change]} of what goes to the bucket."""
-  own = (POINTER, _PUSHED, _LOCK)
-  paths = [p for p in sorted(workdir.rglob('*')) if p.is_file() and p.name not in own and not p.name.endswith('.tmp')]
-  return {p.relative_to(workdir).as_posix(): [p.stat().st_size, p.stat().st_mtime_ns] for p in paths}
+def _own(workdir: pathlib.Path) -> list[str]:
+  """The files that go to the bucket."""
+  apart = (POINTER, _PUSHED, _LOCK)
+  return [p.relative_to(workdir).as_posix() for p in sorted(workdir.rglob('*'))
+          if p.is_file() and p.name not in apart and not p.name.endswith('.tmp')]
+
+
+def _state(path: pathlib.Path) -> list[int]:
+  """[bytes, nanoseconds of the last change]: tells whether a file was changed without reading it."""
+  return [path.stat().st_size, path.stat().st_mtime_ns]
+
+
+def _digest(content: bytes) -> str:
+  return hashlib.sha256(content).hexdigest()
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """Which processes belong together, said by flags or found; what is refused before anything waits."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -103,3 +105,11 @@ def test_only_the_end_of_another_counts_as_its_loss():
     assert distributed._loss(e) is gone
   assert distributed._loss(JaxRuntimeError('RESOURCE_EXHAUSTED: out of memory')) is None
   assert distributed._loss(UserError('connection closed')) is None
+
+
+def test_the_last_word_is_ours():
+  """Whatever threads of C++ print, as JAX's do when another process is lost."""
+  code = ("import os, sys; from lns_jax import joining; joining.keep('stderr'); print('lost.', file=sys.stderr); "
+          "os.write(2, b'E1130 coordination_service.cc')")
+  ended = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
+  assert (ended.returncode, ended.stderr) == (0, 'lost.\n')

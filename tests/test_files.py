@@ -1,5 +1,6 @@
 """Folders that are there whole or not at all, and paths that cannot be."""
 
+import errno
 import os
 import pathlib
 import signal
@@ -85,3 +86,12 @@ def test_other_paths_are_made_absolute(monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
   assert files.absolute('~/a') == files.absolute('a') == tmp_path / 'a' and files.absolute('') == tmp_path
   assert files.absolute(pathlib.Path('é' * 127)).parent == tmp_path
+
+
+def test_a_full_disk_is_a_sentence_and_what_no_disk_does_is_not(tmp_path):
+  said = f'^{tmp_path} could not be written or read: No space left on device; all is well.$'
+  with pytest.raises(UserError, match=said):
+    with files.disk_explained(tmp_path, 'all is well'):
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+  with pytest.raises(FileNotFoundError), files.disk_explained(tmp_path, 'all is well'):
+    (tmp_path / 'missing').read_text()

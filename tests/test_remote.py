@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import pathlib
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -12,8 +14,10 @@ import urllib.request
 
 import pytest
 
+import processes
 from lns_jax import remote
 from lns_jax.errors import UserError
+from train import test_processes
 
 # A run of 6 steps that saves every 2; what it prints last is its result.
 RUN = '''
@@ -106,11 +110,87 @@ print(json.dumps({'names': names, 'steps': steps, 'result': result['loss'], 'sam
   assert {'metrics.jsonl', 'result.json', 'run_info.json'} <= set(read['names'])
 
 
+@pytest.mark.slow
+def test_two_processes_in_a_bucket_are_one_run_over_two_machines(bucket, tmp_path, monkeypatch):
+  for name in ('STORAGE_EMULATOR_HOST', 'TENSORSTORE_GCS_HTTP_URL', 'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT'):
+    monkeypatch.setenv(name, bucket[name])
+  few, url = ('--config.train.steps=40', '--config.eval.every=20', '--config.checkpoint.every=10'), 'gs://bucket/runs/b'
+  disks, whole = [tmp_path / 'disk1', tmp_path / 'disk2'], tmp_path / 'whole'
+  for disk in disks:
+    disk.mkdir()
+  first, second = (disk / 'runs/gs/bucket/runs/b' for disk in disks)
+  children = test_processes.start(url, disks[0], *few, processes=2)
+  processes.wait(children, lambda: len(test_processes.curve(first)) >= 13)
+  children[1].send_signal(signal.SIGTERM)
+  found = processes.ends(children)
+  assert [code for code, _, _ in found] == [75, 75] and found[0][2] == found[1][2]
+  assert re.fullmatch(f'preempted: saved step [0-9]+ of 40 in {url}; the same command goes on from there.', found[0][2])
+  test_processes.result(processes.ends(test_processes.start(url, disks[1], *few, processes=2)))
+  test_processes.result(processes.ends(test_processes.start(whole, disks[0], *few)))
+  test_processes.check_same(second, whole)
+
+
 def test_a_local_run_has_its_checkpoints_in_itself_and_nothing_to_copy(tmp_path):
   assert str(remote.checkpoints(tmp_path)) == str(tmp_path / 'checkpoints')
   with remote.mirrored(tmp_path):
     pass
   assert remote.local(str(tmp_path)) == str(tmp_path) and not list(tmp_path.iterdir())
+
+
+# A folder of this disk in place of one in a bucket: what is copied, and what wins.
+
+
+def machine(tmp_path, name) -> pathlib.Path:
+  """The local folder of the run on a machine."""
+  workdir = tmp_path / name
+  workdir.mkdir()
+  (tmp_path / 'bucket').mkdir(exist_ok=True)
+  (workdir / remote.POINTER).write_text(str(tmp_path / 'bucket/checkpoints'))
+  return workdir
+
+
+def test_what_was_not_copied_stays_until_another_machine_has_gone_on(tmp_path):
+  a, b, bucket = machine(tmp_path, 'a'), machine(tmp_path, 'b'), tmp_path / 'bucket/metrics.jsonl'
+  mine, theirs = a / 'metrics.jsonl', b / 'metrics.jsonl'
+  mine.write_text('1')
+  remote.push(a)
+  mine.write_text('12')  # and killed before it is copied
+  remote.pull(a)
+  assert mine.read_text() == '12' and bucket.read_text() == '1'
+  remote.push(a)
+  assert bucket.read_text() == '12'
+  mine.write_text('123')
+  remote.pull(b)
+  theirs.write_text(theirs.read_text() + '4')
+  remote.push(b)
+  remote.pull(a)
+  assert mine.read_text() == bucket.read_text() == '124'
+  bucket.unlink()
+  remote.pull(a)
+  assert not mine.exists()
+
+
+def test_a_copy_that_fails_is_one_error_and_is_made_up_for_at_the_next_start(tmp_path, caplog):
+  workdir, bucket = machine(tmp_path, 'a'), tmp_path / 'bucket'
+  (bucket / 'result.json').mkdir()
+  with pytest.raises(UserError, match='a cannot be copied to .*bucket: '), remote.mirrored(workdir):
+    (workdir / 'metrics.jsonl').write_text('1')  # first of the two by name
+    (workdir / 'result.json').write_text('{}')
+  assert not caplog.records
+  (workdir / 'metrics.jsonl').write_text('12')
+  (bucket / 'result.json').rmdir()
+  with remote.mirrored(workdir):
+    assert (workdir / 'metrics.jsonl').read_text() == '12' and (workdir / 'result.json').read_text() == '{}'
+  assert {p.name: p.read_text() for p in bucket.iterdir()} == {'metrics.jsonl': '12', 'result.json': '{}'}
+
+
+def test_of_a_run_that_fails_its_own_error_is_raised(tmp_path, caplog):
+  workdir = machine(tmp_path, 'a')
+  (tmp_path / 'bucket/result.json').mkdir()
+  with pytest.raises(ZeroDivisionError), remote.mirrored(workdir):
+    (workdir / 'result.json').write_text('{}')
+    1 / 0
+  assert ['same command on this machine tries again' in r.getMessage() for r in caplog.records] == [True]
 
 
 @pytest.mark.parametrize('url', ['s3://bucket/run', 'gs://', 'http://host/run'])

@@ -90,16 +90,17 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
   result.json too.
 
   Raises:
-    UserError: settings, data or checkpoints are not usable; or the loss or gradient became non-finite, in
-      which case the last good checkpoint is kept and the first bad layer and the batch are named.
+    UserError: settings, data or checkpoints are not usable; the disk is full or fails; or the loss or gradient became
+      non-finite, in which case the last good checkpoint is kept and the first bad layer and the batch are named.
     Preempted: after SIGTERM, once the state is saved.
   """
   start = time.perf_counter()
   with preemption.Signals() as signals:
     workdir, config = resume.open_workdir(workdir, bucket=True), resolved(config)
     run = set_up(config, workdir)
-    with (resume.held(workdir), remote.mirrored(workdir),
-          checkpoint.Checkpointer(remote.checkpoints(workdir), config.checkpoint) as saver, distributed.watched()):
+    with (resume.held(workdir), files.disk_explained(workdir, 'earlier checkpoints are intact'),
+          remote.mirrored(workdir), checkpoint.Checkpointer(remote.checkpoints(workdir), config.checkpoint) as saver,
+          distributed.watched()):
       return go_on(run, saver, signals, start)
 
 
@@ -122,7 +123,6 @@ def go_on(run: Run, saver: checkpoint.Checkpointer, signals: preemption.Signals,
   result |= {'seconds': time.perf_counter() - start, 'start_seconds': compiled - start}
   if jax.process_index() == 0:
     files.write_json(workdir / 'result.json', files.finite(result) | resume.identity(run))
-  remote.push(workdir)
   return result
 
 
@@ -205,7 +205,8 @@ class Trainer:
     self.save(step)
     self.saver.wait()
     done = f'saved step {step}' if step else 'no step was done'
-    raise Preempted(f'{done} of {self.run.steps} in {self.run.workdir}; the same command goes on from there.')
+    where = remote.checkpoints(self.run.workdir).parent
+    raise Preempted(f'{done} of {self.run.steps} in {where}; the same command goes on from there.')
 
   @staticmethod
   def _due(every: int, step: int) -> bool:

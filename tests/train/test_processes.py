@@ -1,6 +1,8 @@
 """One run on several processes: the numbers of one, one end for all, and a restart on any other number."""
 
 import json
+import os
+import resource
 import shutil
 import signal
 import time
@@ -9,7 +11,8 @@ import numpy as np
 import pytest
 
 import processes
-from lns_jax.train import log
+from lns_jax.config import CheckpointConfig
+from lns_jax.train import checkpoint, log, manifest
 
 STEPS = 100  # enough for JAX's preemption service, which looks once a second
 RUN = ['--config=quickstart:tiny', '--config.model.vocab_size=258', '--config.model.d_model=16',
@@ -47,13 +50,13 @@ def two_that_train(workdir, cache):
   return children
 
 
-def check_told(children, code: int, sentence: str):
-  """Both end soon with the code: process 1 with the sentence, process 0 with what it was told of that."""
+def check_told(children, code: int, sentence: str, teller: int = 1):
+  """Both end soon with the code: the teller with the sentence, the other one with what it was told of that."""
   began = time.monotonic()
   found = processes.ends(children)
   assert time.monotonic() - began < 15
-  told = f'process 1 of 2 ended: {sentence}'
-  assert [(ended, last) for ended, _, last in found] == [(code, told), (code, sentence)]
+  told = f'process {teller} of 2 ended: {sentence}'
+  assert [(ended, last) for ended, _, last in found] == [(code, sentence if i == teller else told) for i in (0, 1)]
 
 
 def check_same(workdir, whole):
@@ -119,6 +122,68 @@ def test_sigterm_to_one_of_two_saves_the_same_step_on_both(whole, cache, tmp_pat
   assert found[0][2] == found[1][2] and found[0][2].startswith('preempted: saved step ')
   result(processes.ends(start(workdir, cache, processes=2)))
   check_same(workdir, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('asked', [(1,), (0, 1)], ids=str)
+def test_sigterm_in_an_evaluation_saves_the_same_step_on_both(asked, cache, tmp_path):
+  long = ('--config.train.steps=12', '--config.eval.every=6', '--config.eval.max_tokens=40000',
+          '--config.eval.batch_size=2')
+  workdir, whole = tmp_path / 'run', tmp_path / 'whole'
+  children = start(workdir, cache, *long, processes=2)
+  processes.wait(children, lambda: max(curve(workdir), default=0) == 6)
+  time.sleep(0.5)
+  for i in asked:
+    children[i].send_signal(signal.SIGTERM)
+  said = f'preempted: saved step 6 of 12 in {workdir}; the same command goes on from there.'
+  assert [(code, last) for code, _, last in processes.ends(children)] == [(75, said)] * 2
+  assert not curve(workdir, 'val_loss')
+  result(processes.ends(start(workdir, cache, *long, processes=2)))
+  result(processes.ends(start(whole, cache, *long)))
+  check_same(workdir, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('victim, room, what', [
+    (0, 20_000, 'checkpoints/20 could not be written'), (1, 20_000, 'checkpoints/20 could not be written'),
+    (0, 0, 'could not be written or read')], ids=str)
+def test_a_full_disk_of_one_ends_both_and_what_was_saved_stays(victim, room, what, cache, tmp_path):
+  """Room for what grows line by line, but not for a checkpoint; and for nothing."""
+  workdir = tmp_path / 'run'
+  children = start(workdir, cache, '--config.train.steps=100000', '--config.eval.every=0', '--config.model.d_model=64',
+                   '--config.model.d_ff=128', '--config.checkpoint.every=10', processes=2)
+  processes.wait(children, (workdir / 'checkpoints/10/manifest.json').exists)
+  resource.prlimit(children[victim].pid, resource.RLIMIT_FSIZE, (room, room))
+  where = f'checkpoint {workdir}/' if room else f'{workdir} '
+  check_told(children, 1, f'error: {where}{what}: File too large; earlier checkpoints are intact.', victim)
+  with checkpoint.Checkpointer(workdir / 'checkpoints', CheckpointConfig()) as keeper:
+    assert keeper.steps() == [10] and not manifest.damage(workdir / 'checkpoints/10')
+
+
+@pytest.mark.slow
+def test_an_end_that_fails_is_heard_by_one_that_is_done(cache, tmp_path):
+  workdir = tmp_path / 'run'
+  workdir.mkdir()
+  os.mkfifo(workdir / 'result.json.tmp')  # process 0 waits until we read what it writes, and finds that it is no file
+  children = start(workdir, cache, '--config.train.steps=2', '--config.checkpoint.every=0', processes=2)
+  processes.wait(children, lambda: curve(workdir, 'val_loss'))
+  time.sleep(5)  # process 1 has nothing left to do
+  with (workdir / 'result.json.tmp').open():
+    check_told(children, 1, 'error: OSError: [Errno 22] Invalid argument', 0)
+
+
+@pytest.mark.slow
+def test_one_too_many_is_refused_and_the_others_go_on(cache, tmp_path):
+  children = two_that_train(tmp_path / 'run', cache)
+  port = next(x for x in children[0].args if x.startswith('--coordinator'))
+  (code, _, last), = processes.ends(start(tmp_path / 'run', cache, port, '--processes=3', '--process=2'))
+  assert code == 1 and last.startswith('error: process 2 of 3 could not join the others at localhost:')
+  assert last.endswith('is --processes the same for all?')
+  reached = max(curve(tmp_path / 'run'))
+  processes.wait(children, lambda: max(curve(tmp_path / 'run')) > reached + 3)
+  for child in children:
+    child.kill()
+    child.communicate()
 
 
 @pytest.mark.slow
