@@ -41,8 +41,8 @@ with checkpoint.Checkpointer(sys.argv[1], CheckpointConfig()) as keeper:
 
 def assert_stopped_at_step_2(run, path, words):
   assert run.returncode == 1 and run.stdout == ''
-  assert run.stderr.splitlines()[-1] == (f'lns_jax.errors.UserError: checkpoint {path / "2"} could not be written: '
-                                         f'{words}; earlier checkpoints are intact.')
+  assert run.stderr.splitlines()[-1] == (f'lns_jax.train.checkpoint.Unwritten: checkpoint {path / "2"} could not be '
+                                         f'written: {words}; earlier checkpoints are intact.')
   assert 'ERROR' not in run.stderr
   assert sum(p.stat().st_size for p in path.rglob('*') if p.is_file()) < 100_000  # what was half written is gone
   with checkpoint.Checkpointer(path, CheckpointConfig()) as keeper:
