@@ -27,7 +27,7 @@ ALLOWED = {
               'sharding', 'shards', 'signals'},
     'aot': {'config', 'errors', 'host', 'models', 'sharding', 'shards', 'train'},
     'interop': {'config', 'errors', 'files', 'layers', 'models', 'data', 'remote', 'sharding', 'train.checkpoint',
-                'train.run_info'},
+                'train.run_info', 'train.stored'},
     'reproduce': {'config', 'errors', 'files', 'paired', 'presets', 'cli', 'layers', 'depth', 'train'},
     'signals': set(),
     'compile_cache': {'files'}, 'xla_flags': {'errors'},

@@ -16,7 +16,7 @@ from lns_jax.interop import fold, hf, weights
 from lns_jax.interop.fields import RECORD
 from lns_jax.layers import fp8, param, schemes
 from lns_jax.models import layout
-from lns_jax.train import checkpoint
+from lns_jax.train import stored
 
 # Types that a model can be run in: the model.precision with parameters and compute of that type.
 PRECISIONS = {'float32': 'float32', 'bfloat16': 'paper_bf16', 'float64': 'float64'}
@@ -24,7 +24,7 @@ PRECISIONS = {'float32': 'float32', 'bfloat16': 'paper_bf16', 'float64': 'float6
 
 def load_run_config(workdir, step: int | None = None) -> tuple[int, config_lib.RunConfig]:
   """(step, resolved settings) of the run in `workdir`, from its newest sound checkpoint or the one at `step`."""
-  found = checkpoint.load_config(_checkpoints(workdir), step)
+  found = stored.load_config(_checkpoints(workdir), step)
   if found is None:
     raise UserError(f'{workdir} holds no finished checkpoint yet.')
   return found[0], config_lib.from_dict(config_lib.RunConfig, found[1])
@@ -95,7 +95,7 @@ def load_shared(path, mesh: jax.sharding.Mesh, *, step: int | None = None):
 def _shared_params(path, step: int, config: config_lib.ModelConfig, dtype, sharding):
   """Parameters of a run folder where `sharding` lays those of a config."""
   canonical = sharding(dataclasses.replace(config, loop='unrolled'))
-  params = _cast(checkpoint.load_params(_checkpoints(path), step=step, shardings=canonical), dtype)
+  params = _cast(stored.load_params(_checkpoints(path), step=step, shardings=canonical), dtype)
   if config.loop != 'scan':
     return params
   return jax.jit(lambda tree: layout.stack(tree, config), out_shardings=sharding(config))(params)
@@ -158,7 +158,7 @@ def _load_run(path, step: int | None, dtype, sharding, scheme: str | None):
   if callable(sharding):
     params = _shared_params(path, step, config, dtype, sharding)
   else:
-    params = _cast(checkpoint.load_params(_checkpoints(path), step=step), dtype)
+    params = _cast(stored.load_params(_checkpoints(path), step=step), dtype)
     params = layout.native(jax.device_put(params, None if config.loop == 'scan' else sharding), config)
     if sharding is not None and config.loop == 'scan':
       params = jax.device_put(params, sharding)

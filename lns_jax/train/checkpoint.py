@@ -13,9 +13,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
-import logging as stdlib_logging
 import os
-import re
 from typing import Any
 
 import jax
@@ -27,19 +25,10 @@ from jax.experimental import multihost_utils
 
 from lns_jax.config import CheckpointConfig
 from lns_jax.errors import UserError
-from lns_jax.models import by_layer
-from lns_jax.train import manifest
+from lns_jax.train import manifest, stored
 
 _ARRAYS = ('params', 'opt_state')
 _TMP = ocp.path.step.TMP_DIR_SUFFIX
-
-
-def _worth_reading(record) -> bool:
-  """Whether a log record is not one of Orbax's reports of progress or of errors, which it raises as well."""
-  return record.levelno == stdlib_logging.WARNING or not record.pathname.startswith(os.path.dirname(ocp.__file__))
-
-
-logging.get_absl_logger().addFilter(_worth_reading)  # concerns Orbax's records alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +62,7 @@ class Checkpointer:
     Raises:
       UserError: `directory` cannot be written.
     """
-    self._root = _absolute(directory)
+    self._root = stored.absolute(directory)
     # What is in a bucket has the bucket's own checksums, and ours would read all of it back.
     self._settings = dataclasses.replace(settings, checksums=settings.checksums and '://' not in str(self._root))
     self._primary = jax.process_index() == 0
@@ -119,7 +108,7 @@ class Checkpointer:
 
   def steps(self) -> list[int]:
     """Finished steps, rising. Says nothing of damage: `restore` does."""
-    return [s for s in _steps(self._root) if (self._root / str(s) / manifest.NAME).exists()]
+    return [s for s in stored.steps(self._root) if (self._root / str(s) / manifest.NAME).exists()]
 
   def latest(self) -> int | None:
     """The newest finished step."""
@@ -133,7 +122,7 @@ class Checkpointer:
     Args:
       step: updates done; larger than every step in the folder.
       params, opt_state: trees of arrays (nested dicts with str keys, tuples, NamedTuples). opt_state None: a model
-        that no run goes on from, see `can_go_on`.
+        that no run goes on from, see `stored.can_go_on`.
       data: position in the data. config: the resolved settings. Both plain JSON values.
 
     Raises:
@@ -145,7 +134,7 @@ class Checkpointer:
     for name, value in (('data', data), ('config', config)):
       if json.loads(json.dumps(value, allow_nan=False)) != value:
         raise ValueError(f'{name} of a checkpoint must be plain JSON values, got {value!r}.')
-    newest = max(_steps(self._root), default=-1)
+    newest = max(stored.steps(self._root), default=-1)
     if step <= newest:
       raise UserError(f'checkpoint {self._root / str(newest)} is there already, so that step {step} is not saved '
                       'over it; another folder, or that one moved away, would do.')
@@ -170,25 +159,25 @@ class Checkpointer:
       UserError: every step, or the one asked for, is damaged; or shape, type or name of a leaf differ.
     """
     self.wait()
-    _written(self._root, step)  # refuses an absent step on every process alike
+    stored.written(self._root, step)  # refuses an absent step on every process alike
     found, damaged = None, {}
     if self._primary:
-      found, damaged = _newest_sound(self._root, step, self._settings.checksums)
+      found, damaged = stored.newest_sound(self._root, step, self._settings.checksums)
       for bad in damaged if found is not None else ():
         self._set_aside(bad)
     chosen = _from_primary(-1 if found is None else found)
     if chosen < 0:
-      _refuse_damaged(self._root, _from_primary(int(bool(damaged))), damaged)
+      stored.refuse_damaged(self._root, _from_primary(int(bool(damaged))), damaged)
       return None
     path, like = self._root / str(chosen), dict(zip(_ARRAYS, (like_params, like_opt_state)))
     for name in _ARRAYS:
-      _check_leaves(path, name, like[name])
-    items = {n: ocp.args.StandardRestore(jax.tree.map(_abstract, t)) for n, t in like.items()}
-    return Restored(chosen, **_read(path, **items, data=ocp.args.JsonRestore(), config=ocp.args.JsonRestore()))
+      stored.check_leaves(path, name, like[name])
+    items = {n: ocp.args.StandardRestore(jax.tree.map(stored.abstract, t)) for n, t in like.items()}
+    return Restored(chosen, **stored.read(path, **items, data=ocp.args.JsonRestore(), config=ocp.args.JsonRestore()))
 
   def _probe(self):
     probe = self._root / f'.probe-{jax.process_index()}-{os.getpid()}'
-    with _in_one_sentence(f'checkpoint folder {self._root} cannot be written', OSError):
+    with stored.in_one_sentence(f'checkpoint folder {self._root} cannot be written', OSError):
       self._root.mkdir(parents=True, exist_ok=True)
       probe.touch()
       probe.unlink()
@@ -199,7 +188,7 @@ class Checkpointer:
   def _remove_unfinished(self):
     for marker in self._root.glob('*.unfinished'):
       path = self._root / marker.stem
-      with _in_one_sentence(f'what an interrupted save or deletion left of {path} could not be removed', OSError):
+      with stored.in_one_sentence(f'what an interrupted save or deletion left of {path} could not be removed', OSError):
         if not (path / manifest.NAME).exists():
           logging.warning('Checkpoint %s was interrupted and is removed.', path)
           self._discard(int(marker.stem))
@@ -226,7 +215,7 @@ class Checkpointer:
       if every and step % every == 0:
         continue
       path = self._root / str(step)
-      with _in_one_sentence(f'old checkpoint {path} could not be deleted', OSError, '; newer ones are intact'):
+      with stored.in_one_sentence(f'old checkpoint {path} could not be deleted', OSError, '; newer ones are intact'):
         self._marker(step).touch()  # from here on the step is taken for unfinished, as soon as its manifest is gone
         (path / manifest.NAME).unlink()
         self._discard(step)
@@ -241,163 +230,15 @@ class Checkpointer:
       if self._primary:
         with contextlib.suppress(OSError):
           self._discard(step)  # the marker stays: other threads of Orbax may still write, the next start removes that
-      raise Unwritten(self._root / str(step), _cause(e)) from e
+      raise Unwritten(self._root / str(step), stored.cause(e)) from e
 
   def _set_aside(self, step: int):
     name = f'{step}.damaged'
     tries = (self._root / (f'{name}-{n}' if n else name) for n in range(10**6))
     target = next(t for t in tries if not t.exists())
-    with _in_one_sentence(f'damaged checkpoint {self._root / str(step)} could not be set aside', OSError):
+    with stored.in_one_sentence(f'damaged checkpoint {self._root / str(step)} could not be set aside', OSError):
       (self._root / str(step)).rename(target)
     logging.warning('Checkpoint %s is set aside as %s.', self._root / str(step), target.name)
-
-
-def load_config(directory: epath.PathLike, step: int | None = None) -> tuple[int, dict] | None:
-  """Step and config of the newest sound checkpoint in `directory`, or of `step`; None when there is none.
-
-  Reads no array, changes nothing.
-
-  Raises:
-    UserError: every checkpoint, or the one asked for, is damaged; or the one asked for is absent.
-  """
-  chosen = _choose(directory, step, 'config')
-  if chosen is None:
-    return None
-  path, me = _absolute(directory) / str(chosen), jax.process_index()
-  # Without the other processes, which may not ask.
-  only_me = ocp.options.MultiprocessingOptions(
-      primary_host=me, active_processes={me}, barrier_sync_key_prefix=f'process_{me}')
-  handler = ocp.JsonCheckpointHandler(multiprocessing_options=only_me)
-  with _reading(path), ocp.Checkpointer(handler, multiprocessing_options=only_me) as reader:
-    return chosen, reader.restore(path / 'config', args=ocp.args.JsonRestore())
-
-
-def can_go_on(directory: epath.PathLike, step: int) -> bool:
-  """Whether the checkpoint of `step` holds an optimizer's state, without which no run goes on."""
-  return (_absolute(directory) / str(step) / 'opt_state').exists()
-
-
-def load_params(directory: epath.PathLike, *, step: int | None = None, like=None, shardings=None):
-  """Parameters of the newest sound checkpoint in `directory`, or of `step`. Changes nothing, reads only them.
-
-  Args:
-    like: tree of jax.ShapeDtypeStruct with sharding to restore to; None: as they were saved, numpy arrays whatever
-      the devices that saved them.
-    shardings: tree of shardings to restore what was saved to, each part by the devices that hold it.
-
-  Raises:
-    UserError: there is no sound checkpoint, or shape, type or name of a leaf differ from `like`.
-  """
-  chosen = _choose(directory, step, 'params')
-  if chosen is None:
-    raise UserError(f'{_absolute(directory)} holds no checkpoint.')
-  path = _absolute(directory) / str(chosen)
-  if shardings is not None:
-    saved = _metadata(path, 'params')
-    like = jax.tree.map(lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), saved, shardings)
-  if like is not None:
-    _check_leaves(path, 'params', like)
-    return _read(path, params=ocp.args.StandardRestore(jax.tree.map(_abstract, like)))['params']
-  # The stored sharding names devices that need not exist here.
-  to_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), _metadata(path, 'params'))
-  return _read(path, params=ocp.args.PyTreeRestore(restore_args=to_numpy))['params']
-
-
-def _absolute(directory: epath.PathLike) -> epath.Path:
-  path = epath.Path(directory)
-  return path if '://' in os.fspath(directory) else path.expanduser().absolute()
-
-
-def _steps(root: epath.Path) -> list[int]:
-  return sorted(int(p.name) for p in root.iterdir() if p.name.isdecimal()) if root.exists() else []
-
-
-def _written(root: epath.Path, step: int | None) -> list[int]:
-  """Steps that are not being written or deleted, rising; only `step`, if given, which must be among them."""
-  steps = [s for s in _steps(root)
-           if (root / str(s) / manifest.NAME).exists() or not (root / f'{s}.unfinished').exists()]
-  if step is None:
-    return steps
-  if step not in steps:
-    raise UserError(f'{root} holds no checkpoint of step {step}, only of: {", ".join(map(str, steps)) or "none"}.')
-  return [step]
-
-
-def _newest_sound(root, step, checksums, under='') -> tuple[int | None, dict[int, str]]:
-  """The newest undamaged step (only `step` is tried, if given), and what is wrong with each one newer than it."""
-  damaged = {}
-  for s in reversed(_written(root, step)):
-    wrong = manifest.damage(root / str(s), checksums=checksums, under=under)
-    if not wrong:
-      return s, damaged
-    damaged[s] = wrong
-    logging.warning('Checkpoint %s is damaged: %s.', root / str(s), wrong)
-  return None, damaged
-
-
-def _refuse_damaged(root, any_damaged, damaged):
-  if any_damaged:
-    which = '; '.join(f'{s}: {wrong}' for s, wrong in damaged.items()) or 'the log of process 0 names it'
-    raise UserError(f'no checkpoint in {root} is sound ({which}); another folder, or the damaged ones moved away, '
-                    'would start afresh.')
-
-
-def _choose(directory, step, under) -> int | None:
-  root = _absolute(directory)
-  found, damaged = _newest_sound(root, step, True, under)
-  _refuse_damaged(root, found is None and bool(damaged), damaged)
-  return found
-
-
-def _read(path: epath.Path, **items) -> dict[str, Any]:
-  with _reading(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-    return dict(reader.restore(path, args=ocp.args.Composite(**items)).items())
-
-
-def _metadata(path: epath.Path, item: str):
-  with _reading(path):
-    return ocp.StandardCheckpointHandler().metadata(path / item).tree
-
-
-def _reading(path: epath.Path):
-  """What no size shows and no checksum was there to notice is left to Orbax, in its words."""
-  return _in_one_sentence(f'checkpoint {path} cannot be read', Exception,
-                          '; with that folder moved away the step before it would be used')
-
-
-def _abstract(leaf) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-def _leaves(tree) -> dict[str, str]:
-  """'layers/7/attn/q' -> '(64, 64) float32'."""
-  return {path: f'{tuple(leaf.shape)} {np.dtype(leaf.dtype)}' for path, leaf in by_layer.leaves(tree)}
-
-
-def _check_leaves(path: epath.Path, item: str, like):
-  """Refuses `like` when a leaf is missing, extra, or of another shape or type: Orbax would cast types in silence."""
-  saved, asked = _leaves(_metadata(path, item)), _leaves(like)
-  for name in sorted(saved | asked):
-    if saved.get(name) != asked.get(name):
-      raise UserError(f'checkpoint {path} has {saved.get(name, "nothing")} at {item}/{name} where '
-                      f'{asked.get(name, "nothing")} was asked for.')
-
-
-@contextlib.contextmanager
-def _in_one_sentence(failure: str, kind: type[Exception], comfort: str = ''):
-  """Turns an error of a kind into a UserError: what failed, the cause, what helps."""
-  try:
-    yield
-  except kind as e:
-    raise UserError(f'{failure}: {_cause(e)}{comfort}.') from e
-
-
-def _cause(error: Exception) -> str:
-  """The operating system's words for why a file could not be written or read, if there are any."""
-  if isinstance(error, OSError) and error.strerror:
-    return error.strerror
-  code = re.search(r"os_error_code='(\d+)'", str(error))  # as TensorStore reports it
-  return os.strerror(int(code[1])) if code else (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _wait_for_all():

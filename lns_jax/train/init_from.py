@@ -8,7 +8,7 @@ from lns_jax.config import EXECUTION, ModelConfig, RunConfig, changed, from_dict
 from lns_jax.data import tokenizers
 from lns_jax.errors import UserError
 from lns_jax.layers import schemes
-from lns_jax.train import checkpoint
+from lns_jax.train import stored
 
 # Settings of a model that its weights do not depend on, once they are there.
 _OTHERS = ('num_layers', 'init', 'init_std', 'alpha_init', 'layerscale_init', 'dyt_alpha', *EXECUTION)
@@ -27,7 +27,7 @@ def with_its_layers(config: RunConfig) -> RunConfig:
   folder = config.train.init_from
   if not folder:
     return config
-  found = checkpoint.load_config(remote.checkpoints(_folder(config)))
+  found = stored.load_config(remote.checkpoints(_folder(config)))
   if found is None:
     raise UserError(f'train.init_from = {folder!r} is not a run folder with a finished checkpoint.')
   model = from_dict(RunConfig, found[1]).model
@@ -58,4 +58,4 @@ def check_tokenizer(config: RunConfig, tokenizer: tokenizers.Tokenizer | None):
 
 def params(config: RunConfig, shardings):
   """The parameters that the run starts from, as they were saved, in the canonical layout and with its shardings."""
-  return checkpoint.load_params(remote.checkpoints(_folder(config)), shardings=shardings)
+  return stored.load_params(remote.checkpoints(_folder(config)), shardings=shardings)

@@ -15,7 +15,7 @@ from lns_jax import config as config_lib
 from lns_jax import distributed, files, remote, sharding
 from lns_jax.config import RunConfig
 from lns_jax.errors import UserError
-from lns_jax.train import checkpoint, manifest
+from lns_jax.train import checkpoint, manifest, stored
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run, say
 
@@ -120,10 +120,10 @@ def differences(saved: dict, asked: dict) -> dict[str, tuple]:
 def check_config(workdir: pathlib.Path, config: RunConfig):
   """Refuses to go on with a run whose defining settings differ, naming the first such field; or with no run at all."""
   checkpoints = remote.checkpoints(workdir)
-  found = checkpoint.load_config(checkpoints) if checkpoints.exists() else None
+  found = stored.load_config(checkpoints) if checkpoints.exists() else None
   if found is None:
     return  # nothing was saved yet: starting anew loses nothing
-  if not checkpoint.can_go_on(checkpoints, found[0]):
+  if not stored.can_go_on(checkpoints, found[0]):
     raise UserError(f'{workdir} holds a model without the state of an optimizer, not a run that could go on; '
                     f'--config.train.init_from={workdir} with another --workdir starts a run from it.')
   changed = differences(found[1], config_lib.to_dict(config))

@@ -13,7 +13,7 @@ import pytest
 
 from lns_jax.config import CheckpointConfig
 from lns_jax.errors import UserError
-from lns_jax.train import checkpoint, manifest
+from lns_jax.train import checkpoint, manifest, stored
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
 
@@ -92,7 +92,7 @@ def test_arrays_may_be_donated_or_changed_as_soon_as_save_returns(tmp_path):
       jax.block_until_ready(negate(params['device']))
     keeper.wait()
     for step in range(1, 5):
-      saved = checkpoint.load_params(tmp_path, step=step)
+      saved = stored.load_params(tmp_path, step=step)
       assert (saved['device'] == step).all() and (saved['host'] == step).all()
 
 
@@ -159,7 +159,7 @@ def test_another_shape_type_or_name_is_refused_by_path(tmp_path, edit, words):
   with pytest.raises(UserError, match=words):
     restore(tmp_path, like=(change(params, edit), opt_state))
   with pytest.raises(UserError, match=words):
-    checkpoint.load_params(tmp_path, like=change(params, edit))
+    stored.load_params(tmp_path, like=change(params, edit))
   assert restore(tmp_path).step == 1
 
 
@@ -277,7 +277,7 @@ def test_a_step_killed_between_commit_and_manifest_is_removed(tmp_path, caplog, 
 def test_a_step_killed_after_its_manifest_is_whole(tmp_path):
   folder_with(tmp_path, 1, 2)
   (tmp_path / '2.unfinished').touch()
-  assert checkpoint.load_config(tmp_path)[0] == 2
+  assert stored.load_config(tmp_path)[0] == 2
   assert restore(tmp_path).step == 2
   assert not (tmp_path / '2.unfinished').exists()
 
@@ -314,17 +314,17 @@ def test_readers_find_the_newest_sound_step_and_change_nothing(tmp_path, caplog)
   (tmp_path / '4').mkdir()
   (tmp_path / '4.unfinished').touch()  # a run is saving it just now
   before = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob('*'))
-  assert_same(checkpoint.load_params(tmp_path), jax.tree.map(np.asarray, state(2)[0]))
-  assert checkpoint.load_config(tmp_path) == (3, {'model': {'scheme': 'lns'}})  # its config is sound
-  assert checkpoint.load_config(tmp_path, step=1)[0] == 1
+  assert_same(stored.load_params(tmp_path), jax.tree.map(np.asarray, state(2)[0]))
+  assert stored.load_config(tmp_path) == (3, {'model': {'scheme': 'lns'}})  # its config is sound
+  assert stored.load_config(tmp_path, step=1)[0] == 1
   assert sorted(p.relative_to(tmp_path) for p in tmp_path.rglob('*')) == before
   assert '3 is damaged' in caplog.text and '4' not in caplog.text.replace(str(tmp_path), '')
 
 
 def test_parameters_load_as_numpy_or_to_where_they_are_asked(tmp_path):
   folder_with(tmp_path, 1)
-  assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(checkpoint.load_params(tmp_path)))
-  loaded = checkpoint.load_params(tmp_path, like=state()[0])
+  assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(stored.load_params(tmp_path)))
+  loaded = stored.load_params(tmp_path, like=state()[0])
   assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(loaded))
   assert_same(loaded, state(1)[0])
 
@@ -334,14 +334,14 @@ def test_only_parameters_are_read(tmp_path):
   for path in (tmp_path / '1' / 'opt_state').rglob('*'):
     if path.is_file():
       path.write_bytes(bytes(path.stat().st_size))
-  assert_same(checkpoint.load_params(tmp_path), jax.tree.map(np.asarray, state(1)[0]))
+  assert_same(stored.load_params(tmp_path), jax.tree.map(np.asarray, state(1)[0]))
 
 
 @pytest.mark.parametrize('path', ['.', 'absent'])
 def test_readers_say_when_there_is_no_checkpoint(tmp_path, path):
-  assert checkpoint.load_config(tmp_path / path) is None
+  assert stored.load_config(tmp_path / path) is None
   with pytest.raises(UserError, match='holds no checkpoint'):
-    checkpoint.load_params(tmp_path / path)
+    stored.load_params(tmp_path / path)
   assert not (tmp_path / 'absent').exists()
 
 
@@ -357,7 +357,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
 def test_a_relative_folder_works(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   folder_with('run', 1)
-  assert (tmp_path / 'run' / '1').is_dir() and checkpoint.load_config('run')[0] == 1
+  assert (tmp_path / 'run' / '1').is_dir() and stored.load_config('run')[0] == 1
 
 
 @pytest.fixture

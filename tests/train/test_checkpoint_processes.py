@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lns_jax.config import CheckpointConfig
-from lns_jax.train import checkpoint, manifest
+from lns_jax.train import checkpoint, manifest, stored
 
 
 def run_python(code, *args, **env):
@@ -49,7 +49,7 @@ def assert_stopped_at_step_2(run, path, words):
     assert keeper.steps() == [1]
     assert [p.name for p in path.iterdir()] == ['1']
   np.testing.assert_array_equal(
-      checkpoint.load_params(path)['w'], np.random.default_rng(1).standard_normal((1, 1000), np.float32))
+      stored.load_params(path)['w'], np.random.default_rng(1).standard_normal((1, 1000), np.float32))
 
 
 def test_a_write_that_fails_ends_the_run_and_leaves_earlier_steps(tmp_path):
@@ -99,7 +99,7 @@ def test_four_devices_to_two_to_one_to_none_without_a_word(tmp_path):
   one = jax.device_put(want, jax.devices()[0])
   with checkpoint.Checkpointer(tmp_path, CheckpointConfig()) as keeper:
     restored = keeper.restore(one, one)
-  for found in (restored.params, restored.opt_state, checkpoint.load_params(tmp_path)):
+  for found in (restored.params, restored.opt_state, stored.load_params(tmp_path)):
     jax.tree.map(np.testing.assert_array_equal, found, want)
     assert jax.tree.map(lambda x: x.dtype, found) == jax.tree.map(lambda x: x.dtype, want)
 
@@ -153,7 +153,7 @@ def test_two_processes_agree_on_the_step_and_share_one_folder(tmp_path):
   assert '/3 is damaged: config/metadata is missing' in errors[0] and 'damaged' not in errors[1]
   assert sorted(p.name for p in tmp_path.iterdir()) == ['2', '3', '3.damaged']
   want = np.arange(32, dtype=np.float32).reshape(8, 4)
-  np.testing.assert_array_equal(checkpoint.load_params(tmp_path)['w'], want + 3)
+  np.testing.assert_array_equal(stored.load_params(tmp_path)['w'], want + 3)
 
 
 # SIGKILL.
@@ -204,7 +204,7 @@ def kill_and_check(path, delays):
       assert all(p.name.isdecimal() for p in path.iterdir())
       for step in keeper.steps():
         assert manifest.damage(path / str(step)) == ''
-        params = checkpoint.load_params(path, step=step)
+        params = stored.load_params(path, step=step)
         assert (params['w'] == w + step).all() and all((x == step * int(i)).all() for i, x in params['small'].items())
 
 
