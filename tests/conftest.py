@@ -27,7 +27,7 @@ def cache(tmp_path_factory):
   return root / 'lns_jax_cache'
 
 
-@pytest.fixture(scope='module', autouse=True)
+@pytest.fixture(autouse=True)
 def programs():
   """Compiled programs go before a process has too many: each maps memory, and with 65,530 pieces Linux gives no more."""
   yield
