@@ -83,7 +83,7 @@ def go_on(run: Run, compiled, workdir: pathlib.Path) -> Found:
     state, position = resume.restore_or_init(run, saver)
   assert position['step'] == STOP
   state, metrics = steps(run, compiled, state, STOP + 1, STEPS)
-  return Found(metrics, jax.device_get(layout.unstack(state.params)))
+  return Found(metrics, layout.unstack(jax.device_get(state.params)))
 
 
 def whole(run: Run, compiled) -> Found:
@@ -92,7 +92,7 @@ def whole(run: Run, compiled) -> Found:
   state, metrics = steps(run, compiled, jax.device_put(fresh, run.shardings), 1, STOP)
   save(run, state)
   state, more = steps(run, compiled, state, STOP + 1, STEPS)
-  return Found(metrics + more, jax.device_get(layout.unstack(state.params)))
+  return Found(metrics + more, layout.unstack(jax.device_get(state.params)))
 
 
 @pytest.fixture(scope='module')
