@@ -164,28 +164,32 @@ def _zeros(shape, x, weights, differ: tuple[str, ...]):
 
 def _chunked_forward(meshed: bool, chunks: int, x_BTD, table_VD, targets_BT, weights_BT):
   """The loss and both gradients in one pass: softmax minus one-hot is at hand while the logits are."""
+  # The table's gradient is summed as it is sent; where it is not, as a CPU is faster (by a fifth at V 8192, D 256).
+  order = 'VD' if meshed else 'DV'
   def gradients(x_BTD, table_VD, targets_BT, weights_BT):
     table_VD = _gathered(meshed, table_VD, x_BTD.dtype)
     def add(carry, chunk):
-      total, d_table_DV = carry
+      total, d_table = carry
       x_ND, targets_N, w_N = chunk
       losses, pull = jax.vjp(lambda z: token_losses(z, targets_N, w_N, _vocabulary(meshed)), logits(x_ND, table_VD))
       d_logits_NV = pull(jnp.ones_like(losses))[0].astype(x_ND.dtype)
-      d_table_DV += param.dot('ND,NV->DV', x_ND, d_logits_NV, preferred_element_type=d_table_DV.dtype)
-      return (total + jnp.sum(losses), d_table_DV), param.dot('NV,VD->ND', d_logits_NV, table_VD)
+      d_table += param.dot(f'ND,NV->{order}', x_ND, d_logits_NV, preferred_element_type=d_table.dtype)
+      return (total + jnp.sum(losses), d_table), param.dot('NV,VD->ND', d_logits_NV, table_VD)
     start = (_zeros((), x_BTD, weights_BT, TOKEN_AXES * meshed),
-             _zeros(table_VD.shape[::-1], x_BTD, weights_BT, (*TOKEN_AXES, 'tensor') * meshed))
-    (total, d_table_DV), d_x = jax.lax.scan(add, start, _split(chunks, x_BTD, targets_BT, weights_BT))
+             _zeros(table_VD.shape[::1 if meshed else -1], x_BTD, weights_BT, (*TOKEN_AXES, 'tensor') * meshed))
+    (total, d_table), d_x = jax.lax.scan(add, start, _split(chunks, x_BTD, targets_BT, weights_BT))
     d_x_BTD = d_x.reshape(-1, x_BTD.shape[-1])[:targets_BT.size].reshape(x_BTD.shape)
     if meshed:
       total, d_x_BTD = jax.lax.psum(total, TOKEN_AXES), jax.lax.psum(d_x_BTD, 'tensor')
       # In the type of the products, as the blocks' gradients are reduced: half the bytes.
-      d_table_DV = jax.lax.psum_scatter(d_table_DV.astype(x_BTD.dtype), 'fsdp', scatter_dimension=0, tiled=True)
-      d_table_DV = jax.lax.psum(d_table_DV, ('data', *ALONG))
-    return total, d_x_BTD, d_table_DV.T.astype(table_type)
+      d_table = jax.lax.psum_scatter(d_table.astype(x_BTD.dtype), 'fsdp', scatter_dimension=1, tiled=True)
+      d_table = jax.lax.psum(d_table, ('data', *ALONG))
+    return total, d_x_BTD, (d_table if meshed else d_table.T).astype(table_type)
   table_type = table_VD.dtype
   mapped = _on_each_device(meshed, gradients, (WHOLE, TOKENS, TABLE))
   total, *both = mapped(x_BTD, table_VD, targets_BT, weights_BT)
+  if meshed:  # before the blocks' backward pass, or each device holds its own sum for the whole table to the end of it
+    both = jax.lax.optimization_barrier(both)
   return total, both
 
 
