@@ -166,21 +166,21 @@ def mean(weights_BKGTS: jax.Array, v_BSKh: jax.Array, platform: str) -> jax.Arra
   Divided behind the product with the values, so that the gradient of the divisor is no pass over the weights. The
   derivative is made of the mean itself and the divisor, which are kept for remat.
   """
-  sums_BTHh, total_BTH = sums(weights_BKGTS, v_BSKh, platform)
+  sums_BTHh, total_BTH = sums_and_total(weights_BKGTS, v_BSKh, platform)
   return (sums_BTHh / total_BTH[..., None]).astype(v_BSKh.dtype)
 
 
 @mean.defjvp
 def _(platform, primals, tangents):
   (weights, v), (d_weights, d_v) = primals, tangents
-  sums_BTHh, total_BTH = sums(weights, v, platform)
+  sums_BTHh, total_BTH = sums_and_total(weights, v, platform)
   total_BTH = checkpoint_name(total_BTH, 'heads')
   y = checkpoint_name((sums_BTHh / total_BTH[..., None]).astype(v.dtype), 'heads')
   d_sums = weigh(d_weights, v) + weigh(weights, d_v)
   return y, ((d_sums - y * total(d_weights)[..., None]) / total_BTH[..., None]).astype(v.dtype)
 
 
-def sums(weights_BKGTS: jax.Array, v_BSKh: jax.Array, platform: str) -> tuple[jax.Array, jax.Array]:
+def sums_and_total(weights_BKGTS: jax.Array, v_BSKh: jax.Array, platform: str) -> tuple[jax.Array, jax.Array]:
   """(sums of weights times values [B, T, H, h], sums of weights [B, T, H]), float32 or wider.
 
   On a TPU the latter are one more column of the product, of values that are 1, and no pass over float32 weights of

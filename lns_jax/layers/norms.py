@@ -55,6 +55,12 @@ class Norm(nn.Module):
     return y.astype(x.dtype)
 
 
+def scaled(params: dict, factors_L: jax.Array) -> dict:
+  """Parameters of a `Norm` with a gain, stacked over L layers, that need no factor any more: each layer's is in them."""
+  times_own = lambda v: v.astype(wide(v)) * factors_L[:, None]
+  return params | {name: times_own(v) for name, v in params.items() if name in ('gain', 'bias')}
+
+
 def standardise(x: jax.Array, centre: bool, groups: int, eps: float, factor=1.0) -> jax.Array:
   """x [..., D] over its root mean square, times a factor, each of `groups` equal parts of D for itself.
 

@@ -10,8 +10,7 @@ import numpy as np
 from lns_jax import config as config_lib
 from lns_jax import mesh
 from lns_jax.errors import UserError
-from lns_jax.layers import param, schemes
-from lns_jax.layers.norms import wide
+from lns_jax.layers import norms, param, schemes
 from lns_jax.models import layout
 
 
@@ -21,7 +20,7 @@ NAMES = ('q', 'k', 'v', 'heads', 'o', 'gate', 'up', 'down')
 
 
 def remat(config: config_lib.ModelConfig, step: Callable, in_scan: bool = False) -> Callable:
-  """The step of a loop over layers, its activations recomputed in the backward pass as far as the config says."""
+  """A function of (variables, x_BTD), its activations recomputed in the backward pass as far as the config says."""
   if config.remat == 'none':
     return step
   # Inside a scan nothing can be merged across iterations, so that the barrier against it only costs.
@@ -96,17 +95,17 @@ def scan(config: config_lib.ModelConfig, run: layout.Run, layers: tuple, x_BTD: 
 
 
 def _folded(config: config_lib.ModelConfig, run: layout.Run, variables: dict, vectors: dict):
-  """((variables, vectors), factors of the run) with s, where it varies, multiplied into the gains of all layers at once.
+  """((variables, vectors), factors of the run), with the s of all layers on their gains at once, where it differs.
 
-  The body is then that of Pre-LN: in it, a TPU's compiler makes a fusion of each product of a gain's gradient and s.
+  The body of the loop is then Pre-LN's. A TPU's compiler would make a fusion of each multiplication in it.
   """
   params, k = dict(variables['params']), run_factors(config, run)
+  ramps = isinstance(schemes.row(config, run[0]).s, schemes.Ramp)  # its constant is a rate, no factor
   for sub in k:
-    norm, s = f'{sub}_in_norm', vectors[sub].get('s')
-    if s is None or 'gain' not in params.get(norm, ()) or isinstance(schemes.row(config, run[0]).s, schemes.Ramp):
+    norm = params.get(f'{sub}_in_norm', {})
+    if ramps or 's' not in vectors[sub] or 'gain' not in norm:
       continue
-    params[norm] = params[norm] | {
-        name: v.astype(wide(v)) * s[:, None] for name, v in params[norm].items() if name in ('gain', 'bias')}
+    params[f'{sub}_in_norm'] = norms.scaled(norm, vectors[sub]['s'])
     vectors = vectors | {sub: {f: v for f, v in vectors[sub].items() if f != 's'}}
     k = k | {sub: dataclasses.replace(k[sub], s=1.0)}
   return (variables | {'params': params}, vectors), k

@@ -168,7 +168,7 @@ def test_the_mean_of_values_is_alike_on_every_platform():
     ('tpu', 5, 64, True), ('tpu', 5, 128, False), ('tpu', 1, 64, False), ('cpu', 5, 64, False)])
 def test_on_a_tpu_the_divisor_is_a_column_of_the_product_where_there_is_room(platform, T, h, column):
   weights, v = jnp.ones((1, 2, 1, T, 7)), jnp.ones((1, 7, 2, h))
-  text = str(jax.make_jaxpr(lambda w, v: attention.sums(w, v, platform))(weights, v))
+  text = str(jax.make_jaxpr(lambda w, v: attention.sums_and_total(w, v, platform))(weights, v))
   assert (text.count('concatenate'), text.count('reduce_sum')) == (int(column), int(not column))
 
 

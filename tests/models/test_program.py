@@ -90,6 +90,16 @@ def test_the_scanned_factors_are_one_constant_vector(n):
   assert not constants(compiled(model(scheme='pre', **settings)).as_text(), n)
 
 
+@pytest.mark.parametrize('norm', ['rmsnorm', 'layernorm', 'dyt'])
+def test_the_body_of_the_scanned_loop_is_that_of_pre(norm):
+  """Operation by operation, as traced: the factors are on the gains before it."""
+  def body(scheme):
+    config = model(scheme=scheme, norm=norm, num_layers=L, loop='scan')
+    program = jax.make_jaxpr(lambda p, t: transformer.forward(config, p, t))(params(config), batch(2, 8)['tokens'])
+    return str(next(e for e in program.eqns if e.primitive.name == 'scan').params['jaxpr'])
+  assert body('lns') == body('pre') != body('branch_lns')
+
+
 def test_the_parameter_trees_are_the_same():
   a, b = (jax.tree.map(lambda x: (x.shape, x.dtype), params(model(scheme=s))) for s in ('pre', 'lns'))
   assert a == b and sum('gain' in str(path) for path, _ in jax.tree_util.tree_leaves_with_path(a)) >= 5
