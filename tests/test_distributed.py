@@ -134,7 +134,7 @@ def test_one_that_is_done_ends_with_its_own_code_though_it_gets_sigterm():
     both[1].stdin.flush()
     time.sleep(2)  # it waits for the other one by now
     both[1].send_signal(signal.SIGTERM)
-    assert both[1].stderr.readline() == 'SIGTERM: this process is done and waits for the others.\n'
+    assert 'SIGTERM: this process is done and waits for the others.\n' in both[1].stderr
     both[0].communicate('0\n', timeout=60)
     both[1].communicate(timeout=60)
     assert [child.returncode for child in both] == [0, 3]
