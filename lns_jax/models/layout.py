@@ -67,10 +67,13 @@ def single(layers: dict) -> dict:
 
 
 def joined(layers: dict):
-  """A `layers` dictionary, in either layout -> one tree whose leaves have a leading axis over all layers."""
+  """A `layers` dictionary, in either layout -> one tree whose leaves have a leading axis over all layers, ids rising.
+
+  Whatever the order of its names: JAX sorts those of a dictionary as strings, 10 before 2.
+  """
   if not is_stacked(layers):
-    return jax.tree.map(lambda *x: jnp.stack(x), *layers.values())
-  return jax.tree.map(lambda *x: jnp.concatenate(x), *layers.values())
+    return jax.tree.map(lambda *x: jnp.stack(x), *(layers[name] for name in sorted(layers, key=int)))
+  return jax.tree.map(lambda *x: jnp.concatenate(x), *(layers[name] for name in sorted(layers, key=run_ids)))
 
 
 def unstack(tree):

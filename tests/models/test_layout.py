@@ -31,6 +31,14 @@ def test_there_and_back_again(scheme):
   assert layout.unstack(p)['layers'].keys() == p['layers'].keys()
 
 
+@pytest.mark.parametrize('settings', [{}, {'loop': 'scan', 'sliding_window': 4, 'window_layers': (6, 12)}])
+def test_layers_are_joined_in_the_order_of_their_ids(settings):
+  config = model(num_layers=12, **settings)
+  layers = layout.native({'layers': {str(l): {'id': np.float32(l)} for l in range(1, 13)}}, config)['layers']
+  for tree in (layers, jax.tree.map(lambda x: x, layers)):  # names of the second are sorted as strings
+    np.testing.assert_array_equal(layout.joined(tree)['id'], range(1, 13))
+
+
 def test_an_optimizer_state_converts_with_the_same_function():
   config = model(num_layers=4)
   p, tx = params(config), optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))

@@ -133,20 +133,22 @@ def test_the_logged_rate_is_the_applied_one():
   assert float(metrics['lr']) == pytest.approx(5e-3)  # third update, count 2 of 4
 
 
-@pytest.mark.parametrize('loop', ['unrolled', 'scan'])
-def test_statistics_equal_numpy(loop):
+@pytest.mark.parametrize('settings', [
+    {'loop': 'unrolled'}, {'loop': 'scan'}, {'loop': 'scan', 'sliding_window': 4, 'window_layers': (6, 12)}], ids=str)
+def test_statistics_equal_numpy(settings):
+  """Of layers in their order: there are ten and more, whose names sort otherwise, and runs of unlike ones."""
   import lns_jax
-  config = run(loop=loop, scheme='lns')
+  config = run(scheme='lns', num_layers=12, d_model=16, d_ff=32, **settings)
   state, b = jax.jit(lambda: step_lib.init_state(config, STEPS))(), batch(8)
   _, out = lns_jax.apply(config.model, state.params, b, taps=['embed', 'layers/*/*'])
   real = np.asarray(b['segment_ids'] > 0)
   _, metrics = step(config, b)
-  streams = [out['embed'], out['layers/1/out'], out['layers/2/out']]
+  streams = [out['embed'], *(out[f'layers/{l}/out'] for l in range(1, 13))]
   expected = [np.var(np.asarray(x, np.float64), axis=-1)[real].mean() for x in streams]
   np.testing.assert_allclose(metrics['variance'], expected, rtol=1e-4)
   rms = lambda x: np.sqrt(np.mean(np.square(np.asarray(x, np.float64)[real])))
   for sub in ('attn', 'mlp'):
-    expected = [rms(out[f'layers/{l}/{sub}_branch']) / rms(out[f'layers/{l}/{sub}_x']) for l in (1, 2)]
+    expected = [rms(out[f'layers/{l}/{sub}_branch']) / rms(out[f'layers/{l}/{sub}_x']) for l in range(1, 13)]
     np.testing.assert_allclose(metrics[f'{sub}_ratio'], expected, rtol=1e-4)
 
 
