@@ -43,10 +43,10 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
     loops by their turns), 'kernel_flops' (the part of it that is by formula), 'model_flops' (of all chips, as
     `train.mfu` counts), 'bytes' (of main memory, loops by their turns), 'compiler_flops', 'compiler_bytes' (the
     compiler's own counts, a loop's body once), 'collectives' {kind: {'count', 'bytes'}}, 'fusions', 'not_counted'
-    (kernels of unknown FLOPs, loops of unknown length), 'roofline' {as of `aot.roofline`, 'mfu', 'tokens_per_second'}, 'compile_seconds'}; of what was compiled
-    {'topology', 'devices', 'slices'}; 'eval' (as of the train step), 'suggestion' (a list of flags; None when it fits
-    or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of one device. Where the compiler refuses for want
-    of memory its own figures alone are there.
+    (kernels of unknown FLOPs, loops of unknown length), 'roofline' {as of `aot.roofline`, 'mfu', 'tokens_per_second'},
+    'compile_seconds'}; of what was compiled {'topology', 'devices', 'slices'}; 'eval' (as of the train step),
+    'suggestion' (a list of flags; None when it fits or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of
+    one device. Where the compiler refuses for want of memory its own figures alone are there.
 
   Raises:
     UserError: topology, mesh or batch are not possible, or libtpu cannot be loaded.
