@@ -75,8 +75,8 @@ def checkpoints(workdir: pathlib.Path) -> epath.Path:
 def pull(workdir: pathlib.Path):
   """Makes the local folder of a run in a bucket what that is, checkpoints apart. Raises UserError.
 
-  A file that is in the bucket as it was copied there from here, heard of or not, stays as it is here, which is as new or
-  newer: a run that was killed, or could not copy, may have written what belongs to a checkpoint since. What is newer
+  A file that is in the bucket as it was copied there from here, heard of or not, stays as it is here, which is as new
+  or newer: a run that was killed, or could not copy, may have written what belongs to a checkpoint since. What is newer
   than the newest checkpoint is left to whoever goes on from there, as in any run folder.
   """
   remote, known = checkpoints(workdir).parent, _known(workdir)
