@@ -10,6 +10,7 @@ numbers and float32 parameters; forward and backward of rows with documents. End
 from absl import flags
 
 from lns_jax import cli, host
+from lns_jax.errors import UserError
 
 TOPOLOGY = flags.DEFINE_string('topology', 'v5e:1x1', 'One chip.')
 TOKENS = flags.DEFINE_integer('tokens', 16_384, 'Tokens of the batch, whatever T is.', lower_bound=1)
@@ -47,6 +48,9 @@ def measure(attention: str, B: int, T: int, mesh) -> dict[str, float]:
 
 def main():
   lengths = cli.integers('lengths', LENGTHS.value)
+  for T in lengths:
+    if not 1 <= T <= TOKENS.value:
+      raise UserError(f'--lengths={T} cannot be: a row has from 1 to --tokens={TOKENS.value} tokens.')
   host.compile_for_tpu()
   from lns_jax import sharding
   from lns_jax.aot import compile_tpu

@@ -3,8 +3,8 @@
   python benchmarks/tpu_table.py --out=docs/tpu_table
 
 Each entry is a run of experiments/compile_for_tpu.py in its own process, minutes each; its result is a line of
-OUT.jsonl as soon as it is there, and what is there is not compiled again, unless it failed, so that it can be stopped at
-any time. OUT.md is written anew from the lines after each. --entries=N stops after N.
+OUT.jsonl as soon as it is there, and what is there is not compiled again, unless it failed, so that it can be stopped
+at any time. OUT.md is written anew from the lines after each. --entries=N stops after N.
 """
 
 import json
@@ -15,8 +15,8 @@ import sys
 from absl import flags
 
 from lns_jax import cli
-from lns_jax.errors import UserError
 from lns_jax.aot import table
+from lns_jax.errors import UserError
 
 OUT = flags.DEFINE_string('out', 'docs/tpu_table', 'Where to: OUT.jsonl and OUT.md.')
 ENTRIES = flags.DEFINE_integer('entries', 0, 'Entries to compile at most; 0: all.', lower_bound=0)

@@ -20,11 +20,11 @@ from lns_jax import files, remote, samples, sharding
 from lns_jax.config import ModelConfig
 from lns_jax.depth import diagnosis, finite, measures, record, scorecard, sections
 from lns_jax.depth.estimate import Estimate
+from lns_jax.distributed import say
 from lns_jax.errors import UserError
 from lns_jax.interop.load import is_run, load_in
 from lns_jax.layers import param
 from lns_jax.train import log, resume, run_info
-from lns_jax.train.run import say
 
 TOKENS = 262_144  # the paper's, for its angular distances
 MASKS = {'decoder': 'padding counts nowhere, and no document sees another',

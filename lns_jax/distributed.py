@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 
+import tqdm
 from absl import flags
 
 from lns_jax import joining, signals
@@ -26,6 +27,7 @@ flags.disclaim_key_flags()  # they belong to the command that defines them
 
 HEARTBEAT = 30  # seconds after which a silent process counts as lost
 HEARD = 2.0  # seconds in which the others hear what one has said
+_HOUR = 3_600_000  # milliseconds
 COUNT = 'lns_jax/processes'  # key of how many process 0 was told that they are
 LAST_WORDS = 'lns_jax/last_words'  # key of what the first process to end has said, {'code', 'sentence'}
 END = 'lns_jax/end'  # where all wait for each other when they are done
@@ -54,7 +56,7 @@ class Process:
 
   def __init__(self, count: int, index: int):
     self.count, self.index, self.client = count, index, None
-    self._heard = signals.heard(end_preempted)
+    self._heard, self._done = signals.heard(self._terminated), False
     self.notice = None  # the address of the handler of SIGTERM by which JAX's preemption service hears
     self._silent = threading.Event()  # nothing is listened to any more
     self._last = threading.Lock()
@@ -72,7 +74,7 @@ class Process:
   def _listen(self):
     while not self._silent.is_set():
       try:
-        words = json.loads(self.client.blocking_key_value_get(LAST_WORDS, 3_600_000))
+        words = json.loads(self.client.blocking_key_value_get(LAST_WORDS, _HOUR))
       except Exception as e:  # an hour without a word; the end of this process; or that of process 0
         if not self._silent.is_set() and 'DEADLINE_EXCEEDED' not in str(e):
           self.end(LOST, lost(f'process 0 of {self.count} does not answer'))
@@ -80,11 +82,19 @@ class Process:
         if not self._silent.is_set():
           self.end(words['code'], words['sentence'])
 
+  def _terminated(self):
+    """After SIGTERM: one that is done goes on waiting for the others, and ends with its own code."""
+    if self._done:
+      print('SIGTERM: this process is done and waits for the others.', file=sys.stderr, flush=True)
+    else:
+      end_preempted()
+
   def _part(self):
     """The orderly end: waits for the others, and for the listener, which must not outlive the interpreter."""
     import jax
+    self._done = True
     try:  # not JAX's own, in which nothing may be listened to: one that still writes the result may fail
-      self.client.wait_at_barrier(END, 3_600_000)
+      self.client.wait_at_barrier(END, _HOUR)
     except Exception as e:
       time.sleep(HEARD)  # the listener knows more, if there is more to know
       self.end(LOST, lost(f'another of the {self.count} processes did not come to the end ({_gist(e)})'))
@@ -188,6 +198,12 @@ def watched():
 def primary() -> bool:
   """Whether this process speaks and writes for all."""
   return _joined is None or _joined.index == 0
+
+
+def say(text: str):
+  """A line for the user on stderr, from process 0."""
+  if primary():
+    tqdm.tqdm.write(text, file=sys.stderr)  # above a bar, not behind it
 
 
 def from_first(find: Callable):

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import signal
 import threading
@@ -53,6 +54,23 @@ def whole(path: pathlib.Path, mode: str = 'w', **kwargs):
 
 
 @contextlib.contextmanager
+def in_one_sentence(failure: str, kind: type[Exception], comfort: str = ''):
+  """Turns an error of a kind into a UserError: what failed, the cause, what helps."""
+  try:
+    yield
+  except kind as e:
+    raise UserError(f'{failure}: {cause(e)}{comfort}.') from e
+
+
+def cause(error: Exception) -> str:
+  """The operating system's words for why a file could not be written or read, if there are any."""
+  if isinstance(error, OSError) and error.strerror:
+    return error.strerror
+  code = re.search(r"os_error_code='(\d+)'", str(error))  # as TensorStore reports it
+  return os.strerror(int(code[1])) if code else (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextlib.contextmanager
 def disk_explained(folder: pathlib.Path, comfort: str):
   """Turns the error of a disk that is full or fails into a UserError: where, why, what is true all the same."""
   try:
@@ -60,7 +78,8 @@ def disk_explained(folder: pathlib.Path, comfort: str):
   except OSError as e:
     if e.errno not in _OF_DISKS:
       raise
-    raise UserError(f'{e.filename or folder} could not be written or read: {e.strerror}; {comfort}.') from e
+    done = 'written or read' if e.errno == errno.EIO else 'written'
+    raise UserError(f'{e.filename or folder} could not be {done}: {cause(e)}; {comfort}.') from e
 
 
 def unused(out) -> pathlib.Path:

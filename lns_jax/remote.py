@@ -19,6 +19,7 @@ from lns_jax import distributed, files
 from lns_jax.errors import UserError
 
 POINTER, _PUSHED, _LOCK = 'checkpoints.url', '.pushed.json', '.lock'
+_UNKNOWN = {'state': None, 'digests': []}  # record of a file that was never copied, see `_known`
 
 
 def is_url(path) -> bool:
@@ -74,24 +75,25 @@ def checkpoints(workdir: pathlib.Path) -> epath.Path:
 def pull(workdir: pathlib.Path):
   """Makes the local folder of a run in a bucket what that is, checkpoints apart. Raises UserError.
 
-  A file that is in the bucket as it was copied there last stays as it is here, which is as new or newer: a run that was
-  killed, or could not copy, may have written what belongs to a checkpoint since. What is newer than the newest
-  checkpoint is left to whoever goes on from there, as in any run folder.
+  A file that is in the bucket as it was copied there from here, heard of or not, stays as it is here, which is as new
+  or newer: a run that was killed, or could not copy, may have written what belongs to a checkpoint since. What is newer
+  than the newest checkpoint is left to whoever goes on from there, as in any run folder.
   """
   remote, known = checkpoints(workdir).parent, _known(workdir)
   with _explained(f'{remote} cannot be copied to {workdir}'):
     there = dict(_files(remote)) if remote.exists() else {}
     for name, path in there.items():
       content, local = path.read_bytes(), workdir / name
-      if local.is_file() and _digest(content) == known.get(name, [None])[-1]:
+      if local.is_file() and _digest(content) in known.get(name, _UNKNOWN)['digests']:
         continue
       local.parent.mkdir(parents=True, exist_ok=True)
       with files.whole(local, 'wb') as file:
         file.write(content)
-      known[name] = [*_state(local), _digest(content)]
-    for name in known.keys() - there.keys():  # was in the bucket once
-      (workdir / name).unlink(missing_ok=True)
-    files.write_json(workdir / _PUSHED, {name: state for name, state in known.items() if name in there})
+      known[name] = {'state': _state(local), 'digests': [_digest(content)]}
+    for name in known.keys() - there.keys():
+      if known[name]['state'] is not None:  # was in the bucket once
+        (workdir / name).unlink(missing_ok=True)
+    files.write_json(workdir / _PUSHED, {name: record for name, record in known.items() if name in there})
 
 
 def _files(source: epath.Path, under: str = ''):
@@ -103,10 +105,15 @@ def _files(source: epath.Path, under: str = ''):
       yield f'{under}{path.name}', path
 
 
-def _known(workdir: pathlib.Path) -> dict[str, list]:
-  """Of the files that are in the bucket, their `_state` when they were copied, and the `_digest` of what was copied."""
+def _known(workdir: pathlib.Path) -> dict[str, dict]:
+  """Of each file that was copied, {'state', 'digests'}.
+
+  state: its `_state` when it was known to be in the bucket; None: never. digests: `_digest` of all that the bucket may
+  hold of it from here: what was known to be there, and what was tried since.
+  """
   path = workdir / _PUSHED
-  return files.read_json(path) if path.is_file() else {}
+  found = files.read_json(path) if path.is_file() else {}
+  return {name: record for name, record in found.items() if isinstance(record, dict)}  # once they were lists
 
 
 def push(workdir: pathlib.Path):
@@ -118,22 +125,24 @@ def push(workdir: pathlib.Path):
     known = _known(workdir)
     try:
       for name in _own(workdir):
-        state = _state(workdir / name)
-        if known.get(name, [])[:2] != state:
+        state, record = _state(workdir / name), known.get(name, _UNKNOWN)
+        if record['state'] != state:
           content, target = (workdir / name).read_bytes(), remote / name
+          known[name] = record | {'digests': [*record['digests'], _digest(content)]}
+          files.write_json(workdir / _PUSHED, known)  # it may arrive, and we not hear of it
           target.parent.mkdir(parents=True, exist_ok=True)
           target.write_bytes(content)
-          known[name] = [*state, _digest(content)]
+          known[name] = {'state': state, 'digests': [_digest(content)]}
     finally:
       files.write_json(workdir / _PUSHED, known)
 
 
-def keep_up(workdir: pathlib.Path):
-  """`push` in the middle of a run, which goes on when that fails: the next one copies the same."""
+def keep_up(workdir: pathlib.Path, then: str = 'The run goes on, and tries again.'):
+  """`push` that may fail: the next one copies the same; `then`: when that is."""
   try:
     push(workdir)
   except UserError as e:
-    logging.warning('%s The run goes on, and tries again.', e)
+    logging.warning('%s %s', e, then)
 
 
 @contextlib.contextmanager
@@ -146,10 +155,7 @@ def mirrored(workdir: pathlib.Path):
   try:
     yield
   except BaseException:
-    try:
-      push(workdir)
-    except UserError as e:  # the error of the run is the one to read
-      logging.warning('%s The same command on this machine tries again.', e)
+    keep_up(workdir, 'The same command on this machine tries again.')  # the error of the run is the one to read
     raise
   push(workdir)
 

@@ -25,10 +25,10 @@ from lns_jax.config import RunConfig
 from lns_jax.data import pipeline, prepare
 from lns_jax.data import sample as sample_lib
 from lns_jax.depth import record, report
+from lns_jax.distributed import say
 from lns_jax.errors import Diverged
 from lns_jax.interop.load import load
 from lns_jax.train import log, loop, resume, run_info
-from lns_jax.train.run import say
 
 
 class Clock:

@@ -1,8 +1,8 @@
 """Compiler flags by TPU chip to try, off unless --xla_flags=untimed asks for them; set before jax starts.
 
-No advice: we have timed none on a chip. The values are those that others train with, Marin on all three chips and MaxText
-on v6e; libtpu 0.0.52, which refuses what it does not know, takes them. docs/tpu.md has what one does to a compiled
-program, and says how to compare.
+No advice: we have timed none on a chip. The values are those that others train with, Marin on all three chips and
+MaxText on v6e; libtpu 0.0.52, which refuses what it does not know, takes them. docs/tpu.md has what one does to a
+compiled program, and says how to compare.
 """
 
 import os

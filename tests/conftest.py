@@ -29,7 +29,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def programs():
-  """Compiled programs go before a process has too many: each maps memory, and with 65,530 pieces Linux gives no more."""
+  """Compiled programs go before a process has too many: each maps memory, of which Linux gives 65,530 pieces."""
   yield
   maps = pathlib.Path('/proc/self/maps')
   if maps.exists() and maps.read_bytes().count(b'\n') > 25_000:

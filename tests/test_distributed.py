@@ -1,12 +1,15 @@
 """Which processes belong together, said by flags or found; what is refused before anything waits."""
 
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from absl import flags
 
+import processes
 from lns_jax import distributed, joining
 from lns_jax.errors import UserError
 
@@ -105,6 +108,40 @@ def test_only_the_end_of_another_counts_as_its_loss():
     assert distributed._loss(e) is gone
   assert distributed._loss(JaxRuntimeError('RESOURCE_EXHAUSTED: out of memory')) is None
   assert distributed._loss(UserError('connection closed')) is None
+
+
+END = """
+import sys
+from absl import app, flags
+from lns_jax import distributed
+distributed.define_flags()
+def main(argv):
+  distributed.join()
+  print('joined', flush=True)
+  sys.exit(int(sys.stdin.readline()))
+app.run(main)
+"""
+
+
+def test_one_that_is_done_ends_with_its_own_code_though_it_gets_sigterm():
+  port = processes.free_port()
+  both = [subprocess.Popen(
+      [sys.executable, '-c', END, f'--coordinator=localhost:{port}', '--processes=2', f'--process={i}'], text=True,
+      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for i in (0, 1)]
+  try:
+    assert [child.stdout.readline() for child in both] == ['joined\n'] * 2
+    both[1].stdin.write('3\n')
+    both[1].stdin.flush()
+    time.sleep(2)  # it waits for the other one by now
+    both[1].send_signal(signal.SIGTERM)
+    assert 'SIGTERM: this process is done and waits for the others.\n' in both[1].stderr
+    both[0].communicate('0\n', timeout=60)
+    both[1].communicate(timeout=60)
+    assert [child.returncode for child in both] == [0, 3]
+  finally:
+    for child in both:
+      child.kill()
+      child.communicate()
 
 
 def test_the_last_word_is_ours():

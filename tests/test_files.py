@@ -72,7 +72,8 @@ def test_what_no_file_can_be_named_is_a_sentence(path, words):
 
 
 @pytest.mark.parametrize('text, words', [
-    ('{"a": ', 'is not JSON: .*; do that'), ('[1]', 'is not a JSON object but list; do that'), (None, 'cannot be read: .*; do that')])
+    ('{"a": ', 'is not JSON: .*; do that'), ('[1]', 'is not a JSON object but list; do that'),
+    (None, 'cannot be read: .*; do that')])
 def test_what_is_no_json_object_is_a_sentence_with_what_to_do(text, words, tmp_path):
   path = tmp_path / 'x.json'
   if text is not None:
@@ -89,9 +90,9 @@ def test_other_paths_are_made_absolute(monkeypatch, tmp_path):
 
 
 def test_a_full_disk_is_a_sentence_and_what_no_disk_does_is_not(tmp_path):
-  said = f'^{tmp_path} could not be written or read: No space left on device; all is well.$'
-  with pytest.raises(UserError, match=said):
-    with files.disk_explained(tmp_path, 'all is well'):
-      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+  for number, said in ((errno.ENOSPC, 'written: No space left on device'), (errno.EIO, 'written or read: .*')):
+    with pytest.raises(UserError, match=f'^{tmp_path} could not be {said}; all is well.$'):
+      with files.disk_explained(tmp_path, 'all is well'):
+        raise OSError(number, os.strerror(number))
   with pytest.raises(FileNotFoundError), files.disk_explained(tmp_path, 'all is well'):
     (tmp_path / 'missing').read_text()

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import time
 import urllib.request
 
 import pytest
+from etils import epath
 
 import processes
 from lns_jax import remote
@@ -168,6 +170,33 @@ def test_what_was_not_copied_stays_until_another_machine_has_gone_on(tmp_path):
   bucket.unlink()
   remote.pull(a)
   assert not mine.exists()
+
+
+def test_what_arrived_unheard_is_our_own(tmp_path, monkeypatch):
+  """The answer to a copy is lost, or the process is killed before it comes; what is written then must stay."""
+  a, killed, bucket = machine(tmp_path, 'a'), tmp_path / 'killed', tmp_path / 'bucket/metrics.jsonl'
+  (a / 'metrics.jsonl').write_text('1')
+  remote.push(a)
+  write = epath.Path.write_bytes
+  def unheard(path, content):
+    write(path, content)
+    shutil.copytree(a, killed, dirs_exist_ok=True)
+    raise OSError('no answer')
+  (a / 'metrics.jsonl').write_text('12')
+  with monkeypatch.context() as m:
+    m.setattr(type(remote.checkpoints(a)), 'write_bytes', unheard)
+    remote.keep_up(a)
+  assert bucket.read_text() == '12'
+  for disk in (a, killed):
+    (disk / 'metrics.jsonl').write_text('123')
+    remote.pull(disk)
+    assert (disk / 'metrics.jsonl').read_text() == '123'
+  # Another one that does not arrive: the bucket has the one before it.
+  with monkeypatch.context() as m:
+    m.setattr(type(remote.checkpoints(a)), 'write_bytes', lambda *_: 1 / 0)
+    remote.keep_up(a)
+  remote.pull(a)
+  assert (a / 'metrics.jsonl').read_text() == '123' and bucket.read_text() == '12'
 
 
 def test_a_copy_that_fails_is_one_error_and_is_made_up_for_at_the_next_start(tmp_path, caplog):

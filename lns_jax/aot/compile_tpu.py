@@ -19,10 +19,11 @@ from lns_jax import config as config_lib
 from lns_jax import host, sharding, shards
 from lns_jax.aot import costs, fit, hlo, roofline, table
 from lns_jax.config import RunConfig
+from lns_jax.distributed import say
 from lns_jax.errors import UserError
 from lns_jax.train import chips, evaluate, init_from, mfu
 from lns_jax.train import step as step_lib
-from lns_jax.train.run import Program, say
+from lns_jax.train.run import Program
 
 NEVER_RUN = 'compiled, never run'
 
@@ -39,13 +40,13 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
   Returns:
     of the train step {'hbm_bytes_per_chip', 'hbm_limit', 'fits' (the evaluation step too), 'argument_bytes',
     'temp_bytes', 'output_bytes' (beside the arguments), 'code_bytes', 'host_bytes', 'flops' (of the program on a chip,
-    loops by their turns), 'kernel_flops' (the part of it that is by formula), 'model_flops' (of all chips, as `train.mfu` counts), 'bytes' (of main memory,
-    loops by their turns), 'compiler_flops', 'compiler_bytes' (the compiler's own counts, a loop's body once),
-    'collectives' {kind: {'count', 'bytes'}}, 'fusions', 'not_counted' (kernels of unknown FLOPs, loops of unknown
-    length), 'roofline' {as of `aot.roofline`, 'mfu', 'tokens_per_second'}, 'compile_seconds'}; of what was compiled
-    {'topology', 'devices', 'slices'}; 'eval' (as of the train step), 'suggestion' (a list of flags; None when it fits
-    or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of one device. Where the compiler refuses for want
-    of memory its own figures alone are there.
+    loops by their turns), 'kernel_flops' (the part of it that is by formula), 'model_flops' (of all chips, as
+    `train.mfu` counts), 'bytes' (of main memory, loops by their turns), 'compiler_flops', 'compiler_bytes' (the
+    compiler's own counts, a loop's body once), 'collectives' {kind: {'count', 'bytes'}}, 'fusions', 'not_counted'
+    (kernels of unknown FLOPs, loops of unknown length), 'roofline' {as of `aot.roofline`, 'mfu', 'tokens_per_second'},
+    'compile_seconds'}; of what was compiled {'topology', 'devices', 'slices'}; 'eval' (as of the train step),
+    'suggestion' (a list of flags; None when it fits or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of
+    one device. Where the compiler refuses for want of memory its own figures alone are there.
 
   Raises:
     UserError: topology, mesh or batch are not possible, or libtpu cannot be loaded.

@@ -5,8 +5,8 @@ from typing import Any
 
 from lns_jax import config as config_lib
 from lns_jax.config import RunConfig
+from lns_jax.distributed import say
 from lns_jax.errors import UserError
-from lns_jax.train.run import say
 
 REMAT = ('none', 'names', 'full')  # from the fastest to the smallest
 

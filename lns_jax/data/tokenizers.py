@@ -73,8 +73,8 @@ def load(path) -> Tokenizer:
       raise UserError(f'{path} holds neither tokenizer.json nor tokenizer.model nor vocab.json with merges.txt.')
     path = found
   if not path.is_file():
-    raise UserError(f'there is no tokenizer at {str(path)!r}; give the file of the one whose tokens the model knows, or, '
-                    'for a new model, bpe or byte.')
+    raise UserError(f'there is no tokenizer at {str(path)!r}; give the file of the one whose tokens the model knows, '
+                    'or, for a new model, bpe or byte.')
   try:
     facts = tokenizer_folder.facts(path)
     if path.suffix == '.model':

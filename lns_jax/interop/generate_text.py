@@ -1,6 +1,5 @@
 """Prompts in, text out as it is written: what `experiments/generate.py` does."""
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -8,6 +7,7 @@ from absl import logging
 
 from lns_jax import sharding
 from lns_jax.data.tokenizers import Tokenizer
+from lns_jax.distributed import say
 from lns_jax.errors import UserError
 from lns_jax.interop import generate, text_rules
 from lns_jax.interop.load import load_in
@@ -118,7 +118,7 @@ def write(path, texts: Sequence[str], *, max_new: int, temperature: float = 0.0,
     UserError: the model cannot be opened, is none of text, has no tokenizer, or cannot read a text.
   """
   generate.Sampling(temperature, top_k, top_p)
-  print(f'loading {path}', file=sys.stderr, flush=True)
+  say(f'loading {path}')
   config, params, tokenizer = load_in(dtype, path, step=step, sharding=sharding.share)
   if config.family != 'decoder':
     raise UserError(f'{path} is a model of family {config.family}, which writes no text.')

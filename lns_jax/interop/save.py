@@ -87,10 +87,15 @@ def write(out: pathlib.Path, run: config_lib.RunConfig, canonical, *, step: int,
       with checkpoint.Checkpointer(folder / 'checkpoints', run.checkpoint) as saver:
         saver.save(step, params=canonical, opt_state=None, data={'step': step, 'corpus_hash': corpus_hash},
                    config=values)
-  except (OSError, checkpoint.Unwritten) as e:
-    reason = e.reason if isinstance(e, checkpoint.Unwritten) else e.strerror or e
-    raise UserError(f'{out} could not be written: {reason}; nothing is left of it.') from None
+  except checkpoint.Unwritten as e:
+    raise _unwritten(out, e.reason) from None
+  except OSError as e:
+    raise _unwritten(out, files.cause(e)) from None
   return out
+
+
+def _unwritten(out: pathlib.Path, reason: str) -> UserError:
+  return UserError(f'{out} could not be written: {reason}; nothing is left of it.')
 
 
 def _check_shapes(config: config_lib.ModelConfig, canonical):

@@ -72,8 +72,9 @@ def sums(function: Callable[..., jax.Array], *trees,
       continue
     of = ids(path, place, leaf)
     if any(of != other and set(of) & set(other) for other in totals):
-      raise UserError(f'{path} seems to belong to layers {of[0]} to {of[-1]}, but other leaves to only some of them or '
-                      'to more; give a layer_of that tells the layer of each path.')
+      which = f'layers {of[0]} to {of[-1]}' if len(of) > 1 else f'layer {of[0]}'
+      raise UserError(f'{path} seems to belong to {which}, but other leaves to only a part of that or to more; give a '
+                      'layer_of that tells the layer of each path.')
     axes = range(0 if isinstance(place, int) else 1, values.ndim)
     totals[of] = totals.get(of, 0) + jnp.sum(values, axis=tuple(axes))
   if not totals:

@@ -23,6 +23,7 @@ from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
+from lns_jax import files
 from lns_jax.config import CheckpointConfig
 from lns_jax.errors import UserError
 from lns_jax.train import manifest, stored
@@ -177,7 +178,7 @@ class Checkpointer:
 
   def _probe(self):
     probe = self._root / f'.probe-{jax.process_index()}-{os.getpid()}'
-    with stored.in_one_sentence(f'checkpoint folder {self._root} cannot be written', OSError):
+    with files.in_one_sentence(f'checkpoint folder {self._root} cannot be written', OSError):
       self._root.mkdir(parents=True, exist_ok=True)
       probe.touch()
       probe.unlink()
@@ -188,7 +189,7 @@ class Checkpointer:
   def _remove_unfinished(self):
     for marker in self._root.glob('*.unfinished'):
       path = self._root / marker.stem
-      with stored.in_one_sentence(f'what an interrupted save or deletion left of {path} could not be removed', OSError):
+      with files.in_one_sentence(f'what an interrupted save or deletion left of {path} could not be removed', OSError):
         if not (path / manifest.NAME).exists():
           logging.warning('Checkpoint %s was interrupted and is removed.', path)
           self._discard(int(marker.stem))
@@ -215,7 +216,7 @@ class Checkpointer:
       if every and step % every == 0:
         continue
       path = self._root / str(step)
-      with stored.in_one_sentence(f'old checkpoint {path} could not be deleted', OSError, '; newer ones are intact'):
+      with files.in_one_sentence(f'old checkpoint {path} could not be deleted', OSError, '; newer ones are intact'):
         self._marker(step).touch()  # from here on the step is taken for unfinished, as soon as its manifest is gone
         (path / manifest.NAME).unlink()
         self._discard(step)
@@ -230,13 +231,13 @@ class Checkpointer:
       if self._primary:
         with contextlib.suppress(OSError):
           self._discard(step)  # the marker stays: other threads of Orbax may still write, the next start removes that
-      raise Unwritten(self._root / str(step), stored.cause(e)) from e
+      raise Unwritten(self._root / str(step), files.cause(e)) from e
 
   def _set_aside(self, step: int):
     name = f'{step}.damaged'
     tries = (self._root / (f'{name}-{n}' if n else name) for n in range(10**6))
     target = next(t for t in tries if not t.exists())
-    with stored.in_one_sentence(f'damaged checkpoint {self._root / str(step)} could not be set aside', OSError):
+    with files.in_one_sentence(f'damaged checkpoint {self._root / str(step)} could not be set aside', OSError):
       (self._root / str(step)).rename(target)
     logging.warning('Checkpoint %s is set aside as %s.', self._root / str(step), target.name)
 

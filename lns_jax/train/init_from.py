@@ -6,6 +6,7 @@ import pathlib
 from lns_jax import files, remote
 from lns_jax.config import EXECUTION, ModelConfig, RunConfig, changed, from_dict
 from lns_jax.data import tokenizers
+from lns_jax.distributed import say
 from lns_jax.errors import UserError
 from lns_jax.layers import schemes
 from lns_jax.train import stored
@@ -51,7 +52,10 @@ def check_tokenizer(config: RunConfig, tokenizer: tokenizers.Tokenizer | None):
   """Refuses text whose ids do not mean what they meant to the model that the run starts from."""
   if config.train.init_from and tokenizer is not None:
     own = _folder(config) / 'tokenizer'
-    if own.is_dir() and tokenizers.load(own).hash != tokenizer.hash:  # imported models may have come without one
+    if not own.is_dir():  # lost, or of an imported model that came without one
+      say(f'train.init_from = {config.train.init_from!r} has no tokenizer, so that it cannot be compared with that of '
+          'this text.')
+    elif tokenizers.load(own).hash != tokenizer.hash:
       raise UserError(f'train.init_from = {config.train.init_from!r} was trained with another tokenizer than that '
                       f'of this text; set --config.data.tokenizer to the file in {own}.')
 

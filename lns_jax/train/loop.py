@@ -13,13 +13,14 @@ from lns_jax import config as config_lib
 from lns_jax import advice, distributed, files, remote, sharding, shards
 from lns_jax.config import RunConfig
 from lns_jax.data import dataset as dataset_lib
+from lns_jax.distributed import say
 from lns_jax.errors import Diverged, Preempted, UserError
 from lns_jax.layers import param, splash
 from lns_jax.models import transformer
 from lns_jax.train import (
     checkpoint, evaluate, init_from, log, mfu, nonfinite, preemption, profile, resume, run_info)
 from lns_jax.train import step as step_lib
-from lns_jax.train.run import Run, say
+from lns_jax.train.run import Run
 
 LAYER_STATS = ('variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm', 'layer_decrease', 'predicted_decrease')
 

@@ -5,7 +5,7 @@ import pathlib
 
 import jax
 
-from lns_jax.train.run import say
+from lns_jax.distributed import say
 
 FOLDER = 'profile'  # in the run folder
 

@@ -14,10 +14,11 @@ import numpy as np
 from lns_jax import config as config_lib
 from lns_jax import distributed, files, remote, sharding
 from lns_jax.config import RunConfig
+from lns_jax.distributed import say
 from lns_jax.errors import UserError
 from lns_jax.train import checkpoint, manifest, stored
 from lns_jax.train import step as step_lib
-from lns_jax.train.run import Run, say
+from lns_jax.train.run import Run
 
 # Settings that a run may change when it goes on. Those of the second line change no number, or only its rounding;
 # where the text comes from is free because the hash of the rows is checked instead.

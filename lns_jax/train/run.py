@@ -5,12 +5,10 @@ import ctypes
 import dataclasses
 import functools
 import pathlib
-import sys
 import typing
 from collections.abc import Callable
 
 import jax
-import tqdm
 
 from lns_jax import config as config_lib
 from lns_jax import sharding
@@ -19,12 +17,6 @@ from lns_jax.layers import schemes
 from lns_jax.models import layout, transformer
 from lns_jax.train import evaluate, init_from
 from lns_jax.train import step as step_lib
-
-
-def say(text: str):
-  """A line for the user on stderr, from process 0."""
-  if jax.process_index() == 0:
-    tqdm.tqdm.write(text, file=sys.stderr)  # above a bar, not behind it
 
 
 def release_compiler_memory():

@@ -3,10 +3,8 @@
 The layout is that of `checkpoint`, which writes it.
 """
 
-import contextlib
 import logging as stdlib_logging
 import os
-import re
 from typing import Any
 
 import jax
@@ -15,6 +13,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
+from lns_jax import files
 from lns_jax.errors import UserError
 from lns_jax.models import by_layer
 from lns_jax.train import manifest
@@ -144,8 +143,8 @@ def _metadata(path: epath.Path, item: str):
 
 def _reading(path: epath.Path):
   """What no size shows and no checksum was there to notice is left to Orbax, in its words."""
-  return in_one_sentence(f'checkpoint {path} cannot be read', Exception,
-                          '; with that folder moved away the step before it would be used')
+  return files.in_one_sentence(f'checkpoint {path} cannot be read', Exception,
+                               '; with that folder moved away the step before it would be used')
 
 
 def abstract(leaf) -> jax.ShapeDtypeStruct:
@@ -165,20 +164,3 @@ def check_leaves(path: epath.Path, item: str, like):
     if saved.get(name) != asked.get(name):
       raise UserError(f'checkpoint {path} has {saved.get(name, "nothing")} at {item}/{name} where '
                       f'{asked.get(name, "nothing")} was asked for.')
-
-
-@contextlib.contextmanager
-def in_one_sentence(failure: str, kind: type[Exception], comfort: str = ''):
-  """Turns an error of a kind into a UserError: what failed, the cause, what helps."""
-  try:
-    yield
-  except kind as e:
-    raise UserError(f'{failure}: {cause(e)}{comfort}.') from e
-
-
-def cause(error: Exception) -> str:
-  """The operating system's words for why a file could not be written or read, if there are any."""
-  if isinstance(error, OSError) and error.strerror:
-    return error.strerror
-  code = re.search(r"os_error_code='(\d+)'", str(error))  # as TensorStore reports it
-  return os.strerror(int(code[1])) if code else (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -3,8 +3,8 @@
 import pytest
 
 from lns_jax import config as config_lib
-from lns_jax.errors import UserError
 from lns_jax.aot import fit, hlo, roofline, table
+from lns_jax.errors import UserError
 from lns_jax.train import chips, mfu
 
 # 100 TFLOP/s, 1 TB/s, 100 GB/s to its slice and 10 GB/s to others.

@@ -82,7 +82,7 @@ def test_without_a_tokenizer_there_is_nothing_to_evaluate_on(tmp_path):
     runs.evaluate(tmp_path / 'run')
 
 
-def test_without_a_tokenizer_training_on_wants_the_one_whose_tokens_the_model_knows(tmp_path):
+def test_without_a_tokenizer_training_on_wants_the_one_whose_tokens_the_model_knows(tmp_path, capsys):
   path = with_tokenizer(tmp_path)
   for file in path.glob('*token*'):
     file.rename(tmp_path / file.name)
@@ -91,7 +91,8 @@ def test_without_a_tokenizer_training_on_wants_the_one_whose_tokens_the_model_kn
   with pytest.raises(UserError, match="there is no tokenizer at '.*run/tokenizer'; give the file of the one whose"):
     dataset.open(config)
   config = config_lib.changed(config, {'data': {'tokenizer': str(tmp_path / 'tokenizer.json')}})
-  init_from.check_tokenizer(config, dataset.open(config).tokenizer)  # which cannot be compared
+  init_from.check_tokenizer(config, dataset.open(config).tokenizer)
+  assert 'has no tokenizer, so that it cannot be compared' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('arguments, words', [

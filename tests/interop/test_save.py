@@ -108,7 +108,8 @@ def test_an_interrupted_write_leaves_nothing(error, seen, at, run, tmp_path, mon
     raise error
   config, whole, _ = lns_jax.load(run)
   monkeypatch.setattr(at, fail)
-  with pytest.raises(seen, match='less could not be written: No space left on device; nothing is left of it' if seen is UserError else None):
+  said = 'less could not be written: No space left on device; nothing is left of it' if seen is UserError else None
+  with pytest.raises(seen, match=said):
     save_lib.save(config, whole, tmp_path / 'less', like=run)
   assert list(tmp_path.iterdir()) == []
 

@@ -63,7 +63,7 @@ def test_sums_of_half_precision_are_float32():
     ({'Dense_0': W}, {'Dense_0': W}, "no path names a layer, the first is 'Dense_0'"),
     ({'layers': {'a': W}}, {'layers': {'b': W}}, 'do not have the same leaves'),
     ({'layers': {'w': W, 'v': W[:3]}}, {'layers': {'w': W, 'v': W[:3]}}, 'layers/w seems to belong to layers 0 to 3'),
-    ({'blocks': W, 'layers_2': W[2]}, {'blocks': W, 'layers_2': W[2]}, 'layers_2 seems to belong to layers 2 to 2'),
+    ({'blocks': W, 'layers_2': W[2]}, {'blocks': W, 'layers_2': W[2]}, 'layers_2 seems to belong to layer 2,'),
     ({'layers': {'w': np.ones(())}}, {'layers': {'w': np.ones(())}}, 'layers/w is a scalar')])
 def test_trees_that_do_not_fit_are_refused(tree, other, message):
   with pytest.raises(UserError, match=message):

@@ -9,8 +9,8 @@ import pytest
 
 from lns_jax import config as config_lib
 from lns_jax import sharding
-from lns_jax.models import loss
 from lns_jax.aot import costs, hlo
+from lns_jax.models import loss
 from tiny import leaves_close
 
 
