@@ -16,6 +16,7 @@ from lns_jax.models import layout
 
 # What `names` and `offload` keep: the output of every product but the scores, whose T x T are the memory that a policy
 # is there to save. Norms, rotations, softmax and activations are made again; what no gradient reads is not kept.
+# Of plain attention 'heads' is also softmax's divisor, a number a head and token.
 NAMES = ('q', 'k', 'v', 'heads', 'o', 'gate', 'up', 'down')
 
 
