@@ -6,6 +6,7 @@ Nothing is run and no data are opened: the numbers are the compiler's, or are co
 import concurrent.futures
 import contextlib
 import dataclasses
+import importlib.metadata
 import re
 import sys
 import threading
@@ -46,10 +47,11 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
     (kernels of unknown FLOPs, loops of unknown length), 'roofline' {as of `aot.roofline`, 'mfu', 'tokens_per_second'},
     'compile_seconds'}; of what was compiled {'topology', 'devices', 'slices'}; 'eval' (as of the train step),
     'suggestion' (a list of flags; None when it fits or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of
-    one device. Where the compiler refuses for want of memory its own figures alone are there.
+    one device. Where the compiler refuses for want of memory its own figures alone are there, and where it
+    cannot write its program down ('unread' says why) what is counted in that is missing.
 
   Raises:
-    UserError: topology, mesh or batch are not possible, or libtpu cannot be loaded.
+    UserError: topology, mesh or batch are not possible, libtpu cannot be loaded, or its compiler fails.
   """
   start = time.perf_counter()
   slices = slices or config.mesh.slices or 1
@@ -95,7 +97,7 @@ class Target:
         found = topologies.get_topology_desc(
             platform='tpu', topology_name=f'{chip.library or name}:{"x".join(map(str, shape))}', **options)
     except jax.errors.JaxRuntimeError as e:
-      raise UserError(f'libtpu does not give --topology={topology}: {str(e).splitlines()[0]}') from None
+      raise UserError(f'libtpu does not give --topology={topology}: {_first_line(e)}') from None
     return cls(chip, tuple(found.devices))
 
   def program(self, config: RunConfig) -> Program:
@@ -114,8 +116,9 @@ class Target:
     c, mesh = program.config, program.mesh
     with concurrent.futures.ThreadPoolExecutor() as pool:
       with alive('compiling' + (' both steps' if with_eval else '')):
-        train = pool.submit(_compiled, program.lower_train_step())
-        evaluation = pool.submit(_compiled, lower_eval_step(program)) if with_eval else None
+        where = f'step for {len(self.devices)} x {self.devices[0].device_kind}'
+        train = pool.submit(_compiled, program.lower_train_step(), f'train {where}')
+        evaluation = pool.submit(_compiled, lower_eval_step(program), f'eval {where}') if with_eval else None
         concurrent.futures.wait([f for f in (train, evaluation) if f])
     flops = mfu.flops_per_token(c.model, c.row_tokens) * c.row_tokens
     rows = evaluate.batch_size(mesh, c.eval.batch_size or c.train.batch_size)
@@ -134,26 +137,29 @@ class Target:
       return {'hbm_bytes_per_chip': compiled.needed, 'hbm_limit': limit, 'fits': False, 'refusal': str(compiled),
               'compile_seconds': seconds}
     memory, counted = compiled.memory_analysis(), compiled.cost_analysis()
-    text = hlo.parse(compiled.as_text())
-    config, mesh = program.config, program.mesh
-    slice_of = [getattr(d, 'slice_index', None) or 0 for d in mesh.devices.flat]
-    done = roofline.work(text, self.chip, mfu.visible_keys(config.model, config.row_tokens), slice_of)
-    times = roofline.estimate(done, self.chip)
     new = memory.output_size_in_bytes - memory.alias_size_in_bytes
     total = (memory.argument_size_in_bytes + memory.temp_size_in_bytes + new + memory.generated_code_size_in_bytes
              + beside)
-    return {
+    found = {
         'hbm_bytes_per_chip': total, 'hbm_limit': limit, 'fits': total <= limit,
         'argument_bytes': memory.argument_size_in_bytes, 'temp_bytes': memory.temp_size_in_bytes, 'output_bytes': new,
         'code_bytes': memory.generated_code_size_in_bytes,
         'host_bytes': memory.host_temp_size_in_bytes + memory.host_argument_size_in_bytes,
+        'compiler_flops': counted['flops'], 'compiler_bytes': counted['bytes accessed'], 'compile_seconds': seconds}
+    try:
+      text = hlo.parse(compiled.as_text())
+    except jax.errors.JaxRuntimeError as e:
+      return found | {'unread': f'{_library()} compiles this, but cannot write its program down: {_first_line(e)}'}
+    config, mesh = program.config, program.mesh
+    slice_of = [getattr(d, 'slice_index', None) or 0 for d in mesh.devices.flat]
+    done = roofline.work(text, self.chip, mfu.visible_keys(config.model, config.row_tokens), slice_of)
+    times = roofline.estimate(done, self.chip)
+    return found | {
         'flops': done.flops, 'kernel_flops': done.kernel_flops, 'model_flops': model_flops, 'bytes': done.hbm_bytes,
-        'compiler_flops': counted['flops'], 'compiler_bytes': counted['bytes accessed'],
         'collectives': costs.by_kind(costs.collectives(text, mesh.size)),
         'fusions': sum(i.opcode == 'fusion' for c in text.computations.values() for i in c.values()),
         'not_counted': list(done.unknown),
-        'roofline': times | roofline.speed(model_flops, tokens, mesh.size, self.chip, times['step_seconds']),
-        'compile_seconds': seconds}
+        'roofline': times | roofline.speed(model_flops, tokens, mesh.size, self.chip, times['step_seconds'])}
 
 
 def lower_eval_step(program: Program):
@@ -177,16 +183,25 @@ class OutOfMemory(Exception):
     self.needed = float(number) * 1024 ** ' KMGT'.index(unit or ' ')
 
 
-def _compiled(lowered) -> tuple[Any, float]:
-  """(compiled, or why there is not enough memory; seconds)."""
+def _compiled(lowered, what: str) -> tuple[Any, float]:
+  """(compiled, or why there is not enough memory; seconds). Raises UserError when the compiler fails on `what`."""
   start = time.perf_counter()
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as e:
     if 'RESOURCE_EXHAUSTED' not in str(e):
-      raise
+      raise UserError(f'{_library()} fails to compile the {what}: {_first_line(e)}; another topology, mesh or libtpu '
+                      'may compile.') from e
     compiled = OutOfMemory(str(e))
   return compiled, time.perf_counter() - start
+
+
+def _library() -> str:
+  return f'libtpu {importlib.metadata.version("libtpu")}'
+
+
+def _first_line(error: Exception) -> str:
+  return str(error).splitlines()[0]
 
 
 @contextlib.contextmanager

@@ -56,11 +56,6 @@ def run_factors(config: config_lib.ModelConfig, run: layout.Run) -> dict[str, sc
   return {sub: schemes.Factors(*(merge(sub, f) for f in schemes.FACTORS)) for sub in schemes.SUBLAYERS}
 
 
-def varying(factors: dict[str, schemes.Factors]) -> dict[str, dict[str, np.ndarray]]:
-  """Those of `run_factors` that differ between the layers of the run: {sub-layer: {factor: vector}}."""
-  return {sub: {f: v for f, v in vars(k).items() if not isinstance(v, float)} for sub, k in factors.items()}
-
-
 def walk(config: config_lib.ModelConfig, variables: dict, x_BTD: jax.Array, ctx, step: Callable):
   """All blocks in turn.
 
@@ -78,35 +73,37 @@ def walk(config: config_lib.ModelConfig, variables: dict, x_BTD: jax.Array, ctx,
       x_BTD, kept[str(l)] = remat(config, lambda v, x, l=l: step(v, x, ctx, l, None))(variables[str(l)], x_BTD)
     return x_BTD, kept
   for run in layout.runs(config):
-    name, vectors = layout.run_name(run), varying(run_factors(config, run))
-    x_BTD, kept[name] = scan(config, run, (variables[name], vectors), x_BTD, ctx, step)
+    name = layout.run_name(run)
+    layers, k = prepared(config, run, variables[name])
+    x_BTD, kept[name] = scan(config, run, layers, k, x_BTD, ctx, step)
   return x_BTD, kept
 
 
-def scan(config: config_lib.ModelConfig, run: layout.Run, layers: tuple, x_BTD: jax.Array, ctx, step: Callable):
+def prepared(config: config_lib.ModelConfig, run: layout.Run, variables: dict):
+  """(layers, factors) of a run, as `scan` takes them.
+
+  Where s differs between layers, each has its own on its gains, which are multiplied here, all at once: the body of the
+  loop is then Pre-LN's. A TPU's compiler would make a fusion of each multiplication in it.
+  """
+  k, params = run_factors(config, run), dict(variables['params'])
+  own = {sub: {f: v for f, v in vars(k[sub]).items() if not isinstance(v, float)} for sub in k}
+  ramps = isinstance(schemes.row(config, run[0]).s, schemes.Ramp)  # its constant is a rate, no factor
+  for sub in k:
+    norm = params.get(f'{sub}_in_norm', {})
+    if 's' in own[sub] and 'gain' in norm and not ramps:
+      params[f'{sub}_in_norm'] = norms.scaled(norm, own[sub].pop('s'))
+      k[sub] = dataclasses.replace(k[sub], s=1.0)
+  return (variables | {'params': params}, own), k
+
+
+def scan(config: config_lib.ModelConfig, run: layout.Run, layers, k: dict[str, schemes.Factors], x_BTD: jax.Array, ctx,
+         step: Callable):
   """Layers of a run in turn, by one compiled body.
 
-  layers: (variables, `varying` factors), both with a leading axis: of the whole run, or of any part of it.
+  layers: (variables, {sub-layer: {factor: vector}} in place of those of k), both with a leading axis: of the whole run,
+    or of any part of it.
   """
-  layers, k = _folded(config, run, *layers)
   def body(x, layer):
     variables, own = layer
     return step(variables, x, ctx, run[0], {sub: schemes.Factors(**{**vars(k[sub]), **own[sub]}) for sub in k})
   return jax.lax.scan(remat(config, body, in_scan=True), x_BTD, layers)
-
-
-def _folded(config: config_lib.ModelConfig, run: layout.Run, variables: dict, vectors: dict):
-  """((variables, vectors), factors of the run), with the s of all layers on their gains at once, where it differs.
-
-  The body of the loop is then Pre-LN's. A TPU's compiler would make a fusion of each multiplication in it.
-  """
-  params, k = dict(variables['params']), run_factors(config, run)
-  ramps = isinstance(schemes.row(config, run[0]).s, schemes.Ramp)  # its constant is a rate, no factor
-  for sub in k:
-    norm = params.get(f'{sub}_in_norm', {})
-    if ramps or 's' not in vectors[sub] or 'gain' not in norm:
-      continue
-    params[f'{sub}_in_norm'] = norms.scaled(norm, vectors[sub]['s'])
-    vectors = vectors | {sub: {f: v for f, v in vectors[sub].items() if f != 's'}}
-    k = k | {sub: dataclasses.replace(k[sub], s=1.0)}
-  return (variables | {'params': params}, vectors), k

@@ -57,11 +57,11 @@ def walk(config: config_lib.ModelConfig, variables: dict, x_BTD: jax.Array, ctx,
   """
   check(config, mesh.size('stage'))
   (run,), M = layout.runs(config), _fitting(config, len(x_BTD))
-  layers = variables[layout.run_name(run)], loop.varying(loop.run_factors(config, run))
+  layers, k = loop.prepared(config, run, variables[layout.run_name(run)])
   has_rows = jax.tree.map(lambda c: jnp.ndim(c) > 0 and len(c) > 1, ctx)
   ctx = jax.tree.map(lambda c, cut: _cut(c, M) if cut else c, ctx, has_rows)
   def apply(layers, x, i):
-    return loop.scan(config, run, layers, x, jax.tree.map(lambda c, cut: c[i] if cut else c, ctx, has_rows), step)
+    return loop.scan(config, run, layers, k, x, jax.tree.map(lambda c, cut: c[i] if cut else c, ctx, has_rows), step)
   x_MBTD = mesh.constrain(_cut(x_BTD, M), (None, 'batch', 'seq', 'stream'))
   y_MBTD, kept = _staged(apply, layers, x_MBTD)
   return _joined(y_MBTD), {layout.run_name(run): jax.tree.map(jax.vmap(_joined), kept)}

@@ -7,7 +7,11 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
+
+from lns_jax.aot import compile_tpu
+from lns_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec('libtpu') is None,
@@ -88,6 +92,28 @@ def test_what_does_not_fit_is_told_with_a_setting_that_does():
   found = json.loads(run.stdout.splitlines()[-1])
   assert run.returncode == 0 and not found['fits'] and found['hbm_bytes_per_chip'] > found['hbm_limit']
   assert found['suggestion'] and ' '.join(found['suggestion']) in run.stderr
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_program_that_cannot_be_read_leaves_what_the_compiler_says_itself():
+  """libtpu 0.0.52 fails on the text of this one, not on compiling it; with one that does not, another must be found."""
+  run = command('--config=olmo_1b', '--topology=v6e:2x4', '--config.model.loop=scan', '--config.mesh.data=1',
+                '--config.mesh.fsdp=-1', '--noeval')
+  assert run.returncode == 0 and 'Traceback' not in run.stderr, run.stderr
+  found = json.loads(run.stdout.splitlines()[-1])
+  assert found['fits'] and found['unread'].startswith('libtpu ') and found['unread'] in run.stderr
+  # 1.18e9 parameters and two moments in float32, an eighth of them on a chip; activations of full rows beside them.
+  assert found['argument_bytes'] == pytest.approx(12 * 1.18e9 / 8, rel=0.02) and found['temp_bytes'] > 0
+
+
+@needs_libtpu
+def test_an_error_of_the_compiler_is_one_sentence():
+  class Program:
+    def compile(self):
+      raise jax.errors.JaxRuntimeError('INTERNAL: Mosaic failed\nmore')
+  with pytest.raises(UserError, match=r'^libtpu [\d.]+ fails to compile the train step: INTERNAL: Mosaic failed; '):
+    compile_tpu._compiled(Program(), 'train step')
 
 
 @pytest.mark.slow
