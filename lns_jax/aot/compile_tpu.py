@@ -7,8 +7,10 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import importlib.metadata
+import pathlib
 import re
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -47,8 +49,7 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
     (kernels of unknown FLOPs, loops of unknown length), 'roofline' {as of `aot.roofline`, 'mfu', 'tokens_per_second'},
     'compile_seconds'}; of what was compiled {'topology', 'devices', 'slices'}; 'eval' (as of the train step),
     'suggestion' (a list of flags; None when it fits or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of
-    one device. Where the compiler refuses for want of memory its own figures alone are there, and where it
-    cannot write its program down ('unread' says why) what is counted in that is missing.
+    one device. Where the compiler refuses for want of memory its own figures alone are there.
 
   Raises:
     UserError: topology, mesh or batch are not possible, libtpu cannot be loaded, or its compiler fails.
@@ -129,7 +130,7 @@ class Target:
       result['fits'] &= result['eval']['fits']
     return result
 
-  def read(self, program: Program, compiled, seconds: float, model_flops: float, tokens: int,
+  def read(self, program: Program, compiled, text: str, seconds: float, model_flops: float, tokens: int,
            beside: int = 0) -> dict[str, Any]:
     """What a compiled step is and takes, or why it was refused. beside: bytes that a device holds for others."""
     limit = self.chip.hbm
@@ -137,29 +138,26 @@ class Target:
       return {'hbm_bytes_per_chip': compiled.needed, 'hbm_limit': limit, 'fits': False, 'refusal': str(compiled),
               'compile_seconds': seconds}
     memory, counted = compiled.memory_analysis(), compiled.cost_analysis()
+    made = hlo.parse(text)
+    config, mesh = program.config, program.mesh
+    slice_of = [getattr(d, 'slice_index', None) or 0 for d in mesh.devices.flat]
+    done = roofline.work(made, self.chip, mfu.visible_keys(config.model, config.row_tokens), slice_of)
+    times = roofline.estimate(done, self.chip)
     new = memory.output_size_in_bytes - memory.alias_size_in_bytes
     total = (memory.argument_size_in_bytes + memory.temp_size_in_bytes + new + memory.generated_code_size_in_bytes
              + beside)
-    found = {
+    return {
         'hbm_bytes_per_chip': total, 'hbm_limit': limit, 'fits': total <= limit,
         'argument_bytes': memory.argument_size_in_bytes, 'temp_bytes': memory.temp_size_in_bytes, 'output_bytes': new,
         'code_bytes': memory.generated_code_size_in_bytes,
         'host_bytes': memory.host_temp_size_in_bytes + memory.host_argument_size_in_bytes,
-        'compiler_flops': counted['flops'], 'compiler_bytes': counted['bytes accessed'], 'compile_seconds': seconds}
-    try:
-      text = hlo.parse(compiled.as_text())
-    except jax.errors.JaxRuntimeError as e:
-      return found | {'unread': f'{_library()} compiles this, but cannot write its program down: {_first_line(e)}'}
-    config, mesh = program.config, program.mesh
-    slice_of = [getattr(d, 'slice_index', None) or 0 for d in mesh.devices.flat]
-    done = roofline.work(text, self.chip, mfu.visible_keys(config.model, config.row_tokens), slice_of)
-    times = roofline.estimate(done, self.chip)
-    return found | {
         'flops': done.flops, 'kernel_flops': done.kernel_flops, 'model_flops': model_flops, 'bytes': done.hbm_bytes,
-        'collectives': costs.by_kind(costs.collectives(text, mesh.size)),
-        'fusions': sum(i.opcode == 'fusion' for c in text.computations.values() for i in c.values()),
+        'compiler_flops': counted['flops'], 'compiler_bytes': counted['bytes accessed'],
+        'collectives': costs.by_kind(costs.collectives(made, mesh.size)),
+        'fusions': sum(i.opcode == 'fusion' for c in made.computations.values() for i in c.values()),
         'not_counted': list(done.unknown),
-        'roofline': times | roofline.speed(model_flops, tokens, mesh.size, self.chip, times['step_seconds'])}
+        'roofline': times | roofline.speed(model_flops, tokens, mesh.size, self.chip, times['step_seconds']),
+        'compile_seconds': seconds}
 
 
 def lower_eval_step(program: Program):
@@ -183,21 +181,27 @@ class OutOfMemory(Exception):
     self.needed = float(number) * 1024 ** ' KMGT'.index(unit or ' ')
 
 
-def _compiled(lowered, what: str) -> tuple[Any, float]:
-  """(compiled, or why there is not enough memory; seconds). Raises UserError when the compiler fails on `what`."""
+def _compiled(lowered, what: str) -> tuple[Any, str, float]:
+  """(compiled, or why there is not enough memory; its text; seconds).
+
+  The compiler writes the text itself: `as_text` of libtpu 0.0.52 fails on programs for v6e and v7x that have an
+  asynchronous update of several operands.
+
+  Raises UserError when the compiler fails on `what`.
+  """
   start = time.perf_counter()
-  try:
-    compiled = lowered.compile()
-  except jax.errors.JaxRuntimeError as e:
-    if 'RESOURCE_EXHAUSTED' not in str(e):
-      raise UserError(f'{_library()} fails to compile the {what}: {_first_line(e)}; another topology, mesh or libtpu '
-                      'may compile.') from e
-    compiled = OutOfMemory(str(e))
-  return compiled, time.perf_counter() - start
-
-
-def _library() -> str:
-  return f'libtpu {importlib.metadata.version("libtpu")}'
+  with tempfile.TemporaryDirectory() as folder:
+    try:
+      compiled = lowered.compile({'xla_dump_to': folder, 'xla_dump_hlo_as_text': True})
+      seconds = time.perf_counter() - start
+      written = list(pathlib.Path(folder).glob('*.after_codegen.txt'))
+      text = written[0].read_text() if written else compiled.as_text()
+    except jax.errors.JaxRuntimeError as e:
+      if 'RESOURCE_EXHAUSTED' not in str(e):
+        raise UserError(f'libtpu {importlib.metadata.version("libtpu")} fails to compile the {what}: {_first_line(e)}; '
+                        'another topology, mesh or libtpu may do.') from e
+      compiled, text, seconds = OutOfMemory(str(e)), '', time.perf_counter() - start
+  return compiled, text, seconds
 
 
 def _first_line(error: Exception) -> str:

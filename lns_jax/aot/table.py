@@ -9,8 +9,6 @@ def of(result: dict) -> str:
   lines = [f"{result['devices']} devices of {slices}{result['topology']}, {result['status']}", *_memory(result)]
   if 'flops' in result:
     lines += _step(result)
-  elif 'unread' in result:
-    lines.append(f"not counted  {result['unread']}")
   if 'flops' in result.get('eval', {}):
     e = result['eval']
     lines.append(f"evaluation   {_three(e['hbm_bytes_per_chip'] / 1e9)} GB a chip, "
@@ -100,13 +98,10 @@ def _row(r: dict) -> str:
   cells.append(f"{_giga(r['hbm_bytes_per_chip'])} of {_giga(r['hbm_limit'])}")
   if not r['fits']:
     cells[-1] += ': does not fit' + (f"; `{' '.join(r['suggestion'])}` does" if r['suggestion'] else '')
-  if 'refusal' in r:
+  if 'flops' not in r:
     return _line(cells)
-  cells += [_giga(r['argument_bytes']), _giga(r['temp_bytes'])]
-  if 'unread' in r:
-    return _line([*cells, r['unread']])
   t = r['roofline']
-  cells += [f"{r['flops'] / 1e12:.2f}", _giga(r['bytes']),
+  cells += [_giga(r['argument_bytes']), _giga(r['temp_bytes']), f"{r['flops'] / 1e12:.2f}", _giga(r['bytes']),
             _giga(r['compiler_bytes']), _giga(sum(c['bytes'] for c in r['collectives'].values())),
             f"{1e3 * t['step_seconds']:.1f}", f"{1e3 * t['serial_seconds']:.1f}", f"{t['mfu']:.1%}",
             f"{t['tokens_per_second']:,.0f}", f"{r['compile_seconds']:.0f}"]

@@ -96,21 +96,44 @@ def test_what_does_not_fit_is_told_with_a_setting_that_does():
 
 @pytest.mark.slow
 @needs_libtpu
-def test_a_program_that_cannot_be_read_leaves_what_the_compiler_says_itself():
-  """libtpu 0.0.52 fails on the text of this one, not on compiling it; with one that does not, another must be found."""
+def test_a_program_that_jax_cannot_write_down_is_read_as_well():
+  """libtpu 0.0.52's own `as_text` fails on this one: an asynchronous update of four operands."""
   run = command('--config=olmo_1b', '--topology=v6e:2x4', '--config.model.loop=scan', '--config.mesh.data=1',
                 '--config.mesh.fsdp=-1', '--noeval')
-  assert run.returncode == 0 and 'Traceback' not in run.stderr, run.stderr
+  assert run.returncode == 0, run.stderr
   found = json.loads(run.stdout.splitlines()[-1])
-  assert found['fits'] and found['unread'].startswith('libtpu ') and found['unread'] in run.stderr
-  # 1.18e9 parameters and two moments in float32, an eighth of them on a chip; activations of full rows beside them.
-  assert found['argument_bytes'] == pytest.approx(12 * 1.18e9 / 8, rel=0.02) and found['temp_bytes'] > 0
+  # 1.18e9 parameters and two moments in float32, an eighth of them on a chip.
+  assert found['argument_bytes'] == pytest.approx(12 * 1.18e9 / 8, rel=0.02)
+  assert found['model_flops'] / 8 <= found['flops'] <= 1.5 * found['model_flops'] / 8 and found['not_counted'] == []
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_the_text_that_the_compiler_writes_is_that_of_jax():
+  """Where both can be had: but for the order of what is noted behind an instruction."""
+  script = """if True:
+    import re
+    from lns_jax import config, host, presets
+    host.compile_for_tpu()
+    from lns_jax.aot import compile_tpu, hlo, roofline
+    c = config.changed(presets.load_config('quickstart:tiny'), {'model': {'loop': 'scan'}, 'train': {'batch_size': 8}})
+    target = compile_tpu.Target.of('v5e:2x2')
+    compiled, *texts, _ = compile_tpu._compiled(
+        target.program(compile_tpu.for_tpu(c, 1)).lower_train_step(), 'train step')
+    texts.append(compiled.as_text())
+    bare = [hlo.parse(re.sub(r', (metadata|backend_config)=.*', '', t)) for t in texts]
+    work = [roofline.work(hlo.parse(t), target.chip, 64.0, [0] * 4) for t in texts]
+    print(bare[0] == bare[1], work[0] == work[1], texts[0] == texts[1], len(bare[0].computations))
+  """
+  run = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, timeout=600)
+  *same, computations = run.stdout.split()
+  assert same == ['True', 'True', 'False'] and int(computations) > 50, (run.stdout, run.stderr)
 
 
 @needs_libtpu
 def test_an_error_of_the_compiler_is_one_sentence():
   class Program:
-    def compile(self):
+    def compile(self, options):
       raise jax.errors.JaxRuntimeError('INTERNAL: Mosaic failed\nmore')
   with pytest.raises(UserError, match=r'^libtpu [\d.]+ fails to compile the train step: INTERNAL: Mosaic failed; '):
     compile_tpu._compiled(Program(), 'train step')

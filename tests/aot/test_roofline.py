@@ -58,24 +58,25 @@ def test_speed_is_of_all_chips():
 
 # Four heads of 512 queries on a device, two heads of 2048 keys that it gathered: results may be of either shape.
 KERNEL = """HloModule m
-ENTRY %main (q: bf16[2,4,512,64], k: bf16[2,2,2048,64]) -> bf16[2,2,2048,64] {{
+ENTRY %main (q: bf16[{rows}4,512,64], k: bf16[{rows}2,2048,64]) -> bf16[{rows}2,2048,64] {{
   %i = s8[1,1,2] constant(0)
-  %q = bf16[2,4,512,64] parameter(0)
-  %k = bf16[2,2,2048,64] parameter(1)
-  ROOT %{name}.3 = (f32[2,512], bf16[2,2,2048,64]) custom-call(%i, %q, %k, %k), custom_call_target="tpu_custom_call"
+  %q = bf16[{rows}4,512,64] parameter(0)
+  %k = bf16[{rows}2,2048,64] parameter(1)
+  ROOT %{name}.3 = (f32[2,512], bf16[{rows}2,2048,64]) custom-call(%i, %q, %k, %k), custom_call_target="tpu_custom_call"
 }}
 """
 
 
+@pytest.mark.parametrize('rows, B', [('2,', 2), ('', 1)])  # one row has no axis of its own
 @pytest.mark.parametrize('name, products', [
     ('splash_mha_fwd_residuals', 2), ('splash_mha_dq_x', 3), ('splash_mha_dkv', 4)])
-def test_a_kernel_counts_its_products_with_the_keys_that_a_query_sees(name, products):
-  done = roofline.work(hlo.parse(KERNEL.format(name=name)), CHIP, 256.5, [0])
-  assert done.flops == done.kernel_flops == products * 2 * (2 * 4 * 512) * 256.5 * 64
+def test_a_kernel_counts_its_products_with_the_keys_that_a_query_sees(name, products, rows, B):
+  done = roofline.work(hlo.parse(KERNEL.format(name=name, rows=rows)), CHIP, 256.5, [0])
+  assert done.flops == done.kernel_flops == products * 2 * (B * 4 * 512) * 256.5 * 64
 
 
 def test_an_unknown_kernel_is_named():
-  done = roofline.work(hlo.parse(KERNEL.format(name='other')), CHIP, 1.0, [0])
+  done = roofline.work(hlo.parse(KERNEL.format(name='other', rows='2,')), CHIP, 1.0, [0])
   assert done.flops == 0 and done.unknown == ('other.3',)
 
 
