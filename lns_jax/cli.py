@@ -176,6 +176,8 @@ def run(main: Callable, *, arguments: str = '',
   """
   def guarded(argv):
     _quiet()
+    if 'coordinator' in flags.FLAGS:  # a command of many hosts, which is told by its code whether to try again
+      distributed.expect_sigterm()
     try:
       _before_jax()
       if arguments and not argv[1:]:

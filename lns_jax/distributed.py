@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -33,9 +34,12 @@ LAST_WORDS = 'lns_jax/last_words'  # key of what the first process to end has sa
 END = 'lns_jax/end'  # where all wait for each other when they are done
 PREEMPTED = LOST = 75
 FAILED = 1
-# What JAX, XLA and gloo say when another process does not answer.
+# What JAX, XLA and gloo say when another process does not answer; and what holds such words, but is this one's own: a
+# program with a barrier of its optimizer that takes too much memory, a TPU that another program has.
 _LOSS = re.compile(r'gloo|connection (closed|reset|refused)|socket closed|heartbeat|coordination service|UNAVAILABLE|'
-                   r'ABORTED|CANCELLED|DEADLINE_EXCEEDED|barrier', re.IGNORECASE)
+                   r'ABORTED|CANCELLED|DEADLINE_EXCEEDED|(?<![-_])barrier', re.IGNORECASE)
+_OWN = re.compile(r'(RESOURCE_EXHAUSTED|INVALID_ARGUMENT|UNIMPLEMENTED)\b|.*(already in use|TPU initialization failed)',
+                  re.DOTALL)
 
 _joined = None  # the Process of this program, once it has joined
 
@@ -150,6 +154,11 @@ def end_preempted():
   _end(PREEMPTED, sentence)
 
 
+def expect_sigterm():
+  """SIGTERM ends this process with code 75 already while it imports, or waits for the others, as it does later."""
+  signal.signal(signal.SIGTERM, lambda *_: end_preempted())
+
+
 def notice() -> int | None:
   """The address of the function of C that tells JAX's preemption service of SIGTERM; None when `join` found none."""
   return None if _joined is None else _joined.notice
@@ -179,7 +188,7 @@ def _loss(error):
   """The first error of a chain by which JAX reports another process's end; None when there is none."""
   from jax.errors import JaxRuntimeError
   while error is not None:
-    if isinstance(error, JaxRuntimeError) and _LOSS.search(str(error)):
+    if isinstance(error, JaxRuntimeError) and _LOSS.search(str(error)) and not _OWN.match(str(error)):
       return error
     error = error.__cause__ or error.__context__
   return None

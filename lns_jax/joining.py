@@ -26,7 +26,7 @@ def of_environment(any_cluster: bool, timeout: int) -> tuple[str, int, int] | No
 
   Raises UserError when a cluster is asked for, and there is none.
   """
-  if not any_cluster and 'tpu' not in os.environ.get('JAX_PLATFORMS', 'tpu'):
+  if not any_cluster and 'tpu' not in (os.environ.get('JAX_PLATFORMS') or 'tpu'):  # '' is JAX's own choice
     return None
   try:
     from jax._src.clusters import ClusterEnv  # asks without joining: one host alone needs no coordinator

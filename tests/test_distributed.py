@@ -71,6 +71,8 @@ def test_a_slice_is_joined_and_a_single_tpu_host_is_not(hosts, want, monkeypatch
                       ('MEGASCALE_SLICE_ID', '0')):
     monkeypatch.setenv(name, value)
   assert joining.of_environment(False, 5) == want
+  monkeypatch.setenv('JAX_PLATFORMS', '')  # JAX's own choice, too
+  assert joining.of_environment(False, 5) == want
 
 
 def test_the_watchdog_speaks_every_time_and_ends_at_last(monkeypatch, capfd):
@@ -106,7 +108,15 @@ def test_only_the_end_of_another_counts_as_its_loss():
       raise UserError('checkpoint could not be written') from e
   except UserError as e:
     assert distributed._loss(e) is gone
-  assert distributed._loss(JaxRuntimeError('RESOURCE_EXHAUSTED: out of memory')) is None
+  for own in ('RESOURCE_EXHAUSTED: out of memory',
+              'RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.\n  Size: 2.00G, op_name="jit(step)/barrier"',
+              'INTERNAL: none\n  %opt = f32[8] optimization-barrier(%a), op_name="jit(step)/optimization_barrier"',
+              'ABORTED: The TPU is already in use by process with pid 7.',
+              'UNAVAILABLE: TPU initialization failed: open(/dev/vfio/0): Device or resource busy'):
+    assert distributed._loss(JaxRuntimeError(own)) is None, own
+  for theirs in ('ABORTED: Barrier failed because: [/job:jax_worker/task:1] has disconnected',
+                 'UNAVAILABLE: failed to connect to all addresses', 'INTERNAL: Shutdown barrier has failed'):
+    assert distributed._loss(JaxRuntimeError(theirs)), theirs
   assert distributed._loss(UserError('connection closed')) is None
 
 
@@ -142,6 +152,21 @@ def test_one_that_is_done_ends_with_its_own_code_though_it_gets_sigterm():
     for child in both:
       child.kill()
       child.communicate()
+
+
+def test_sigterm_while_the_others_are_awaited_asks_for_another_start():
+  arguments = [f'--coordinator=localhost:{processes.free_port()}', '--processes=2', '--process=0',
+               '--config=quickstart', '--workdir=unused']
+  child = subprocess.Popen([sys.executable, str(processes.ROOT / 'experiments/pretrain.py'), *arguments], text=True,
+                           stderr=subprocess.PIPE)
+  try:
+    time.sleep(8)
+    child.send_signal(signal.SIGTERM)
+    said = child.communicate(timeout=30)[1]
+    assert child.returncode == 75 and said.strip().startswith('preempted: SIGTERM came before there was anything to ')
+  finally:
+    child.kill()
+    child.communicate()
 
 
 def test_the_last_word_is_ours():

@@ -142,14 +142,14 @@ elif [ -f ~/job.pid ]; then echo "job: lost"
 else echo "job: none"; fi'
 
 # One word for the jobs of all hosts: running; none; unreachable; or the exit code that counts. An error (1) counts more
-# than a preemption (75, or a job that a reboot took), because the other hosts of a failed one end with 75.
+# than a preemption (75, 143 before Python had begun, or a job that a reboot took), because the other hosts of a failed one end with 75.
 status() {
   local words
   words=" $(on_hosts "$STATUS" 2>/dev/null | sed -n 's/^.*job: //p' | tr '\n' ' ') " || true
   case $words in
     *' running '*) echo running ;;
     *' 1 '*) echo 1 ;;
-    *' 75 '* | *' lost '*) echo 75 ;;
+    *' 75 '* | *' 143 '* | *' lost '*) echo 75 ;;
     *' none '*) echo none ;;
     *[1-9]*) tr -s ' ' '\n' <<<"$words" | grep -m1 '[1-9]' ;;
     *' 0 '*) echo 0 ;;

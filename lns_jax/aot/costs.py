@@ -81,8 +81,8 @@ def kernel_flops(instruction: Instruction, computation: Computation, keys: float
   products = next((n for name, n in KERNEL_PRODUCTS.items() if instruction.name.startswith(name)), None)
   if products is None:
     raise KeyError(instruction.name)
-  # Queries [B, H, T, h], or [H, T, h] of one row, come first behind numbers of blocks. Results are no measure: keys have
-  # fewer heads, or are more than a device's share.
+  # Queries [B, H, T, h], or [H, T, h] of one row, come first behind numbers of blocks. Results are no measure: keys
+  # have fewer heads, or are more than a device's share.
   operands = (computation[name].arrays[0] for name in instruction.operands)
   return 2 * products * keys * next(a.size for a in operands if a.dtype in ('bf16', 'f32'))
 

@@ -7,6 +7,8 @@ def of(result: dict) -> str:
   """The table that the command prints."""
   slices = f"{result['slices']} slices of " if result['slices'] > 1 else ''
   lines = [f"{result['devices']} devices of {slices}{result['topology']}, {result['status']}", *_memory(result)]
+  lines.append(f"saving       {_three(result['saving_bytes'] / 1e9)} GB a chip: the state, and its copy if layers are "
+               'stacked')
   if 'flops' in result:
     lines += _step(result)
   if 'flops' in result.get('eval', {}):
@@ -32,7 +34,7 @@ def _three(n: float) -> str:
 
 def _memory(r: dict) -> list[str]:
   head = f"memory       {_three(r['hbm_bytes_per_chip'] / 1e9)} of {_three(r['hbm_limit'] / 1e9)} GB a chip: " \
-         f"{'fits' if r['fits'] else 'too much'}"
+         f"{'fits' if r['hbm_bytes_per_chip'] <= r['hbm_limit'] else 'too much'}"
   if 'refusal' in r:
     return [head, f"             {r['refusal']}"]
   parts = ('argument', 'temp', 'output', 'code')

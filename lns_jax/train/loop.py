@@ -98,11 +98,11 @@ def train(config: RunConfig, workdir: str | pathlib.Path) -> dict:
   start = time.perf_counter()
   with preemption.Signals() as signals:
     workdir, config = resume.open_workdir(workdir, bucket=True), resolved(config)
-    run = set_up(config, workdir)
-    with (resume.held(workdir), files.disk_explained(workdir, 'earlier checkpoints are intact'),
-          remote.mirrored(workdir), checkpoint.Checkpointer(remote.checkpoints(workdir), config.checkpoint) as saver,
-          distributed.watched()):
-      return go_on(run, saver, signals, start)
+    with resume.held(workdir):
+      run = set_up(config, workdir)
+      with (files.disk_explained(workdir, 'earlier checkpoints are intact'), remote.mirrored(workdir),
+            checkpoint.Checkpointer(remote.checkpoints(workdir), config.checkpoint) as saver, distributed.watched()):
+        return go_on(run, saver, signals, start)
 
 
 def go_on(run: Run, saver: checkpoint.Checkpointer, signals: preemption.Signals, start: float) -> dict:

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from lns_jax.config import ModelConfig
 from lns_jax.train import chips
 
-# Dense bf16 TFLOP/s of one device, from the vendors' pages, by JAX's device_kind.
+# Dense bf16 TFLOP/s of one device, of v3 and v7x half a chip, from the vendors' pages, by JAX's device_kind.
 PEAK_TFLOPS = {kind: chip.tflops for chip in chips.CHIPS.values() for kind in chip.kinds} | {
-    'TPU v3': 123, 'NVIDIA H100': 989, 'NVIDIA H200': 989, 'NVIDIA A100': 312}
+    'TPU v3': 61.5, 'NVIDIA H100': 989, 'NVIDIA H200': 989, 'NVIDIA A100': 312}
 
 
 def visible_keys(config: ModelConfig, T: int) -> float:

@@ -58,6 +58,8 @@ def test_both_steps_of_a_small_run_compile_and_pre_and_lns_cost_the_same():
   D, F, V, L = 32, 64, 512, 4
   state = 3 * 4 * (2 * V * D + L * (4 * D * D + 3 * D * F + 2 * D) + D)
   assert state <= pre['argument_bytes'] <= 4 * state
+  assert 2 * state <= pre['saving_bytes'] <= 2 * state + 100  # a copy in the layout of checkpoints; and counters
+  assert 'attention: xla (' in run.stderr
   assert pre['eval']['fits'] and 0 < pre['eval']['flops'] < pre['flops'] / 2
   assert pre['collectives']['all-reduce']['bytes'] >= state / 3 / 4 * 2  # gradients, in bfloat16 at least
   assert lns['flops'] == pre['flops'] and lns['fusions'] <= pre['fusions']
@@ -128,6 +130,30 @@ def test_the_text_that_the_compiler_writes_is_that_of_jax():
   run = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, timeout=600)
   *same, computations = run.stdout.split()
   assert same == ['True', 'True', 'False'] and int(computations) > 50, (run.stdout, run.stderr)
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_attention_that_a_run_would_refuse_is_refused():
+  run = command(*SMALL, '--topology=v5e:2x2', '--config.model.attention=splash', '--config.model.precision=float32')
+  assert run.returncode == 1 and 'model.attention = splash cannot be here: ' in run.stderr
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_state_that_fits_once_but_not_with_its_copy_does_not_fit():
+  """8e8 parameters of 12 bytes on a chip of 15.75 GiB: 9.7 GB, and as much in the layout of checkpoints."""
+  found = {}
+  for loop in ('scan', 'unrolled'):
+    run = command('--config=quickstart:tiny', '--topology=v5e:1x1', '--noeval', '--nosuggest',
+                  '--config.model.d_model=384', '--config.train.batch_size=1', f'--config.model.loop={loop}', '--config.model.vocab_size=1048576')
+    assert run.returncode == 0, run.stderr
+    found[loop] = json.loads(run.stdout.splitlines()[-1])
+  state = 12 * 2 * 1048576 * 384
+  assert found['unrolled']['fits'] and not found['scan']['fits']
+  assert found['scan']['hbm_bytes_per_chip'] < found['scan']['hbm_limit'] < found['scan']['saving_bytes']
+  assert found['scan']['saving_bytes'] == pytest.approx(2 * state, rel=0.01)
+  assert found['unrolled']['saving_bytes'] == pytest.approx(state, rel=0.01)
 
 
 @needs_libtpu

@@ -101,11 +101,11 @@ def test_the_lines_of_a_small_program_keep_their_digits():
   sizes = {f'{of}_bytes': 1_787_904 for of in ('argument', 'temp', 'output', 'code')} | {'host_bytes': 0}
   text = table.of({
       'hbm_bytes_per_chip': 7_169_536, 'hbm_limit': 16_911_433_728, 'fits': True, **sizes, 'flops': 138_412_032.0,
-      'kernel_flops': 0.0, 'model_flops': 453_771_264.0, 'bytes': 1_846_548.0, 'fusions': 2, 'not_counted': [],
+      'kernel_flops': 0.0, 'saving_bytes': 3_575_808, 'model_flops': 453_771_264.0, 'bytes': 1_846_548.0, 'fusions': 2, 'not_counted': [],
       'collectives': {'all-reduce': {'count': 9, 'bytes': 214_236}}, 'compile_seconds': 31.0, 'devices': 4, 'slices': 1,
       'roofline': {**seconds, 'mfu': 0.2, 'tokens_per_second': 1e6}, 'topology': 'v5e:2x2', 'status': 'compiled'})
   for words in ('0.00717 of 16.9 GB a chip: fits', 'argument 0.00179', '9 x, 0.000214 GB', '0.000138 T a chip',
-                'compute 0.00250, ', 'step         0.00250 ms at best'):
+                'saving       0.00358 GB', 'compute 0.00250, ', 'step         0.00250 ms at best'):
     assert words in text, text
 
 
@@ -114,6 +114,12 @@ def test_the_peaks_of_chips_are_those_that_training_counts_with():
     for kind in chip.kinds:
       found = next(peak for name, peak in mfu.PEAK_TFLOPS.items() if kind.startswith(name))
       assert found == chip.tflops, kind
+
+
+def test_the_peaks_are_those_of_a_device():
+  """The vendor's of a chip, in bfloat16; of v3 and v7x JAX's device is half of one."""
+  chips_of = {'TPU v3': 123 / 2, 'TPU v4': 275, 'TPU v5 lite': 197, 'TPU v5p': 459, 'TPU v6 lite': 918, 'TPU7x': 2307 / 2}
+  assert {kind: mfu.PEAK_TFLOPS[kind] for kind in chips_of} == chips_of
 
 
 RUN = config_lib.RunConfig(train=config_lib.TrainConfig(steps=1, batch_size=4))
@@ -126,12 +132,28 @@ def changed(remat='none', data=-1, fsdp=1, accumulation=1):
 
 
 def test_what_is_tried_goes_from_remat_over_fsdp_to_accumulation():
-  tried = [config_lib.changed(RUN, c) for c in fit.steps(RUN)]
+  tried = [config_lib.changed(RUN, c) for c in fit.steps(RUN, possible)]
   assert tried == [changed('names'), changed('full'), changed('full', 1, -1), changed('full', 1, -1, 2),
                    changed('full', 1, -1, 4)]
   offloads = changed('offload', 1, -1)
-  assert [config_lib.changed(offloads, c) for c in fit.steps(offloads)] == [
+  assert [config_lib.changed(offloads, c) for c in fit.steps(offloads, possible)] == [
       changed('offload', 1, -1, 2), changed('offload', 1, -1, 4)]
+
+
+def possible(change):
+  return True
+
+
+@pytest.mark.parametrize('mesh, sharded', [
+    ({'slices': 2}, {'data': 2, 'fsdp': -1}),  # the slow network is left to `data`
+    ({'slices': 2, 'across': 'stage', 'stage': 2}, {'data': 1, 'fsdp': -1}),
+    ({'data': 4, 'fsdp': 2, 'tensor': -1}, {'data': 1, 'fsdp': 8}),
+    ({'data': 4, 'tensor': -1, 'slices': 2}, {'data': 2, 'fsdp': 2})])
+def test_fsdp_is_tried_on_any_mesh(mesh, sharded):
+  run = config_lib.changed(RUN, {'mesh': mesh, 'model': {'remat': 'full', 'loop': 'scan'}})
+  tried = list(fit.steps(run, possible))
+  assert [t.get('mesh') for t in tried] == [sharded] * 3
+  assert [t.get('mesh') for t in fit.steps(run, lambda change: False)] == [None] * 2  # by accumulation alone
 
 
 @pytest.mark.parametrize('fits, flags', [

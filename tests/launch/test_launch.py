@@ -175,6 +175,7 @@ SPOT = ['--poll=0', *WHERE, *RUN]
     ('ACTIVE', 'none, running, 1', 1, 1),
     ('ACTIVE', 'none, 75 1 75', 1, 1),  # an error on one host ends the others with 75
     ('ACTIVE', 'none, 75 137 / none, 0', 2, 0),
+    ('ACTIVE', 'none, 143 143 / none, 0', 2, 0),  # taken before Python was there to say so
     ('ACTIVE', 'none, 137', 1, 137),
     ('ACTIVE', 'none, 75 / none, 75 / none, 75 / none, 75 / none, 75', 4, 75),  # the bound
 ])

@@ -213,7 +213,7 @@ def test_two_processes_do_not_train_in_one_folder(text, tmp_path):
   (tmp_path / 'run').mkdir()
   with loop.resume.alone(tmp_path / 'run'):
     with pytest.raises(UserError, match='another process is at work in .*another --workdir'):
-      loop.train(settings(text), tmp_path / 'run')
+      loop.train(settings(tmp_path / 'none'), tmp_path / 'run')  # before data are looked for
 
 
 def test_an_absurd_rate_reaches_no_checkpoint(text, tmp_path):
@@ -267,6 +267,14 @@ def test_another_model_is_refused_by_the_name_of_the_field(finished, text, chang
   for word in words:
     assert word in str(refusal.value)
   assert sorted(p.name for p in (workdir / 'checkpoints').iterdir()) == before
+
+
+def test_a_batch_may_be_cut_into_more_parts_when_a_run_goes_on(text, tmp_path, monkeypatch):
+  """On fewer chips, which the same rows would not fit at once."""
+  config, parts = (settings(text, train={'batch_size': 16, 'accumulation': n}) for n in (1, 2))
+  interrupted(config, tmp_path / 'run', 3, monkeypatch)
+  whole = loop.train(config, tmp_path / 'whole')['loss']
+  assert loop.train(parts, tmp_path / 'run')['loss'] == pytest.approx(whole, rel=1e-6)
 
 
 def test_another_corpus_is_refused(finished, text, tmp_path):
