@@ -1,8 +1,8 @@
 """Compiler flags by TPU chip to try, off unless --xla_flags=untimed asks for them; set before jax starts.
 
-No advice: we have timed none on a chip. The values are those that others train with, Marin on all three chips and
-MaxText on v6e; libtpu 0.0.52, which refuses what it does not know, takes them. docs/tpu.md has what one does to a
-compiled program, and says how to compare.
+No advice: we have timed none on a chip. The values are those that others train with: of vector memory Marin on all
+three chips and MaxText on v6e, of split products MaxText. libtpu 0.0.52, which refuses what it does not know, takes
+them. docs/tpu.md has what they do to compiled programs, and says how to compare.
 """
 
 import os
@@ -12,13 +12,17 @@ from lns_jax.errors import UserError, nearest
 
 VARIABLE = 'LIBTPU_INIT_ARGS'  # read by libtpu alone: on a CPU or GPU they are nothing
 VMEM = 'Vector memory that a single operation may use; what is left holds what is fetched ahead for later ones.'
+WHOLE = ('MiB from which a product with split weights is cut into one for each share, which passes over its whole sum '
+         'every time: never. The weights are gathered first instead, as without the flag on 64 chips and more.')
+
+
+def _flags(vmem_kib: int) -> dict[str, tuple[str, str]]:
+  return {'xla_tpu_scoped_vmem_limit_kib': (str(vmem_kib), VMEM),
+          'xla_jf_spmd_threshold_for_windowed_einsum_mib': ('1000000', WHOLE)}
+
 
 # chip -> {flag: (value, reason)}
-FLAGS = {
-    'v5e': {'xla_tpu_scoped_vmem_limit_kib': ('50000', VMEM)},
-    'v5p': {'xla_tpu_scoped_vmem_limit_kib': ('50000', VMEM)},
-    'v6e': {'xla_tpu_scoped_vmem_limit_kib': ('98304', VMEM)},
-}
+FLAGS = {'v5e': _flags(50_000), 'v5p': _flags(50_000), 'v6e': _flags(98_304)}
 
 _PCI = {'0x005e': 'v4', '0x0062': 'v5p', '0x0063': 'v5e', '0x006f': 'v6e'}  # device ids of vendor 0x1ae0
 

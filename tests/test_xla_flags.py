@@ -11,6 +11,7 @@ import pytest
 from lns_jax import compile_cache, xla_flags
 from lns_jax.errors import UserError
 
+WHOLE = '--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000'
 ROOT = pathlib.Path(__file__).parent.parent
 
 
@@ -26,9 +27,9 @@ def environment(monkeypatch, tmp_path):
     ('none', 'v6e', '--a=1', '--a=1'),
     ('untimed', '', '', ''),  # a CPU
     ('untimed', 'v4', '', ''),  # a chip of which nothing is tried
-    ('untimed', 'v6e', '--a=1', '--a=1 --xla_tpu_scoped_vmem_limit_kib=98304'),
-    ('v5e', '', '', '--xla_tpu_scoped_vmem_limit_kib=50000'),
-    ('v5e', '', '--xla_tpu_scoped_vmem_limit_kib=5', '--xla_tpu_scoped_vmem_limit_kib=5'),  # the user's own
+    ('untimed', 'v6e', '--a=1', f'--a=1 --xla_tpu_scoped_vmem_limit_kib=98304 {WHOLE}'),
+    ('v5e', '', '', f'--xla_tpu_scoped_vmem_limit_kib=50000 {WHOLE}'),
+    ('v5e', '', '--xla_tpu_scoped_vmem_limit_kib=5', f'--xla_tpu_scoped_vmem_limit_kib=5 {WHOLE}'),  # the user's own
 ])
 def test_flags_of_the_chip_come_behind_those_of_the_user(choice, here, given, expected, monkeypatch):
   if given:
