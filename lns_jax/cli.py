@@ -15,6 +15,7 @@ from lns_jax import config as config_lib
 from lns_jax import compile_cache, distributed, files, host, presets, xla_flags
 from lns_jax.errors import Preempted, UserError, nearest
 
+flags.disclaim_key_flags()  # they belong to the command that defines them
 HELP = ('--help', '-help', '--helpfull', '-h', '--helpshort')
 
 

@@ -188,7 +188,9 @@ def _loss(error):
   """The first error of a chain by which JAX reports another process's end; None when there is none."""
   from jax.errors import JaxRuntimeError
   while error is not None:
-    if isinstance(error, JaxRuntimeError) and _LOSS.search(str(error)) and not _OWN.match(str(error)):
+    text = str(error)
+    jax_own = isinstance(error, JaxRuntimeError) or type(error) is ValueError and re.match('[A-Z_]+: ', text)  # of XLA
+    if jax_own and _LOSS.search(text) and not _OWN.match(text):
       return error
     error = error.__cause__ or error.__context__
   return None
@@ -292,6 +294,8 @@ def _join(coordinator: str, count: int, index: int, timeout: int):
                    f'{(str(e).splitlines() or [type(e).__name__])[0]}; is --processes the same for all?')
   there.set()
   _joined = me
+  print(f'process {index} of {count} has joined' + ('' if index == 0 else '; process 0 tells of the run'),
+        file=sys.stderr, flush=True)
   client = joining.client()
   me.listen(client)
   if client is not None:

@@ -122,7 +122,7 @@ class ModelConfig(Section):
   p_mlp: float = setting(0.5, 'Exponent p of l^-p for the MLP norm.', low=0.0, high=4.0)
   mix_fraction: float = setting(0.25, 'Share of Post-LN layers below, rounded down.', low=0.0, high=1.0, scheme='mix')
   mix_count: int = setting(-1, 'Number of Post-LN layers at the bottom; -1: by mix_fraction.', low=-1, scheme='mix')
-  alpha_init: float = setting(1.0, "Start of alpha; the second seed's text has 0.8.", scheme='lns_learned')
+  alpha_init: float = setting(1.0, "Start of alpha; 1: LNS itself.", scheme='lns_learned')
   layerscale_init: float = setting(0.0, 'Start; 0: 0.1, 1e-5, 1e-6 by depth as in CaiT.', low=0.0, scheme='layerscale')
   keel_alpha: float = setting(0.0, 'Factor on the stream, which the source leaves open; 0: L.', low=0.0, scheme='keel')
   norm_groups: int = setting(0, 'Groups of channels; 0: as many as query heads.', low=0, scheme='group_ln')

@@ -162,6 +162,7 @@ status() {
 set_up() {
   local code=0 at="$LAUNCH_NAME --zone=$LAUNCH_ZONE${LAUNCH_PROJECT:+ --project=$LAUNCH_PROJECT}"
   { install && start; } || code=1
+  [[ -z $LAUNCH_DRY_RUN ]] || return "$code"
   if ((code)); then
     say 'the hosts could not be set up: the reason is above, and the same command tries again'
   else

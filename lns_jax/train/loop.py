@@ -27,10 +27,12 @@ LAYER_STATS = ('variance', 'attn_ratio', 'mlp_ratio', 'layer_grad_norm', 'layer_
 
 def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   """Checks everything that can be known before long work, then prepares the data."""
+  resume.check_agreed(config)
   for warning in advice.warnings(config, jax.devices()[0].platform):
     say(f'warning: {warning}')
   mesh = sharding.make_mesh(config.mesh)
   sharding.check(config, mesh)
+  say(f"mesh of {mesh.size}: {' x '.join(f'{axis} {n}' for axis, n in mesh.shape.items() if n > 1) or 'one device'}")
   with sharding.use(mesh):
     say(splash.describe(config.model, config.row_tokens, mesh.devices.flat[0].platform))
   distributed.from_first(lambda: resume.check_config(workdir, config))

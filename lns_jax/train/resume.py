@@ -27,6 +27,8 @@ FREE = ('eval', 'checkpoint', 'train.log_every', 'train.layer_stats_every', 'tra
         'train.accumulation',
         'data.cache_dir', 'data.workers', 'data.read_threads', 'data.source', 'data.data_dir', 'data.text_field',
         'data.tokenizer')
+# Settings that may differ between the processes of a run.
+OF_A_HOST = ('data.source', 'data.data_dir', 'data.cache_dir', 'data.workers', 'data.read_threads')
 
 
 def open_workdir(workdir: str | pathlib.Path, flag: str = '--workdir', bucket: bool = False) -> pathlib.Path:
@@ -98,6 +100,17 @@ def flat(values: dict, prefix: str = '') -> dict:
   for key, value in values.items():
     found |= flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {f'{prefix}{key}': value}
   return found
+
+
+def check_agreed(config: RunConfig):
+  """Raises UserError where processes were started with other settings than process 0, but for where a host has its
+  data: they would wait for each other forever, or each compute another part of another run."""
+  mine = json.loads(json.dumps(flat(config_lib.to_dict(config))))
+  first = distributed.from_first(lambda: mine)
+  for name in mine:
+    if name not in OF_A_HOST and mine[name] != first[name]:
+      raise UserError(f'process {jax.process_index()} was started with {name} = {mine[name]!r} and process 0 with '
+                      f'{first[name]!r}; start all with the same command.')
 
 
 def is_free(name: str) -> bool:

@@ -112,6 +112,17 @@ def test_a_killed_process_ends_the_others_and_the_restart_goes_on(victim, whole,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('seconds', [0.0, 0.2, 0.5, 1.0])
+def test_a_process_killed_before_the_first_step_is_lost_too(seconds, cache, tmp_path):
+  children = start(tmp_path / 'run', cache, processes=2)
+  assert 'process 1 of 2 has joined' in children[1].stderr.readline()
+  time.sleep(seconds)
+  children[1].kill()
+  code, _, said = processes.ends(children)[0]
+  assert code == 75 and said.startswith('lost: another ')
+
+
+@pytest.mark.slow
 def test_sigterm_to_one_of_two_saves_the_same_step_on_both(whole, cache, tmp_path):
   workdir = tmp_path / 'run'
   children = start(workdir, cache, processes=2)
@@ -127,14 +138,14 @@ def test_sigterm_to_one_of_two_saves_the_same_step_on_both(whole, cache, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize('asked', [(1,), (0, 1)], ids=str)
 def test_sigterm_in_an_evaluation_saves_the_same_step_on_both(asked, cache, tmp_path):
-  long = ('--config.train.steps=12', '--config.eval.every=6', '--config.eval.max_tokens=40000',
-          '--config.eval.batch_size=2')
+  long = ('--config.train.steps=12', '--config.eval.every=6', '--config.eval.max_tokens=1000000',
+          '--config.eval.batch_size=2', '--config.data.validation_fraction=0.6')  # some hundred batches
   workdir, whole = tmp_path / 'run', tmp_path / 'whole'
   children = start(workdir, cache, *long, processes=2)
   processes.wait(children, lambda: max(curve(workdir), default=0) == 6)
-  time.sleep(0.5)
-  for i in asked:
-    children[i].send_signal(signal.SIGTERM)
+  for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):  # no evaluation ends meanwhile
+    for i in asked:
+      children[i].send_signal(number)
   said = f'preempted: saved step 6 of 12 in {workdir}; the same command goes on from there.'
   assert [(code, last) for code, _, last in processes.ends(children)] == [(75, said)] * 2
   assert not curve(workdir, 'val_loss')
@@ -281,14 +292,21 @@ def test_two_processes_then_four_then_one_are_one_run(whole, cache, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_error_of_one_is_told_to_all(cache, tmp_path):
-  """Process 1 asks for other rows than process 0."""
+@pytest.mark.parametrize('flag, words', [
+    ('--config.data.source={}/other', 'has rows with hash'),
+    ('--config.train.steps=12', 'was started with train.steps = 12 and process 0 with 100; start all with the same'),
+    ('--config.optimizer.lr=0.5', 'was started with optimizer.lr = 0.5 and process 0 with 0.001; '),
+    ('--config.model.num_layers=6', 'was started with model.')])
+def test_an_error_of_one_is_told_to_all(flag, words, cache, tmp_path):
+  """Process 1 asks for something else than process 0."""
+  (tmp_path / 'other').mkdir()
+  (tmp_path / 'other' / 'a.txt').write_text('Another text.\n' * 5000)
   a, = start(tmp_path / 'run', cache, processes=2, only=[0])
   port = next(x for x in a.args if x.startswith('--coordinator'))
-  b, = start(tmp_path / 'run', cache, '--config.data.seq_len=32', port, '--processes=2', '--process=1')
-  (first, _, said), (second, _, own) = processes.ends([a, b])
+  b, = start(tmp_path / 'run', cache, flag.format(tmp_path), port, '--processes=2', '--process=1')
+  (first, _, said), (second, _, own) = processes.ends([a, b], timeout=120)
   assert (first, second) == (1, 1)
-  assert own.startswith('error: process 1 has rows with hash') and said == f'process 1 of 2 ended: {own}'
+  assert own.startswith(f'error: process 1 {words}') and said == f'process 1 of 2 ended: {own}'
 
 
 @pytest.mark.slow
