@@ -8,7 +8,7 @@ import re
 import pytest
 
 from layers import test_block
-from lns_jax import config, presets
+from lns_jax import config, presets, xla_flags
 from lns_jax.depth import measures
 from lns_jax.layers import init, schemes
 from lns_jax.train import mfu
@@ -64,6 +64,7 @@ def test_every_flag_and_setting_on_the_page_of_tpus_exists():
                      for p in (root / 'experiments/launch').glob('*.sh') if p.name != 'common.sh')
   flags = set(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", code)) | set(options.split()) | {'config', 'help', 'dry_run'}
   flags |= {f.name for f in dataclasses.fields(config.DataConfig)}  # of prepare_data.py
+  flags |= {flag for of_chip in xla_flags.FLAGS.values() for flag in of_chip}
   named = set(re.findall(r'--([a-z_]+)(?![a-z_.-])', page))
   assert sorted(f for f in named - GCLOUD if f not in flags and f.removeprefix('no') not in flags) == []
   known, settings = config.defaults(), re.findall(r'--config\.(\w+)\.(\w+)', page)
