@@ -1,7 +1,9 @@
 """Code of the pages works as it is printed, docs/schemes.md knows every row, links lead to files."""
 
 import dataclasses
+import importlib.util
 import itertools
+import json
 import pathlib
 import re
 
@@ -9,6 +11,7 @@ import pytest
 
 from layers import test_block
 from lns_jax import config, presets, xla_flags
+from lns_jax.aot import table
 from lns_jax.depth import measures
 from lns_jax.layers import init, schemes
 from lns_jax.train import mfu
@@ -73,6 +76,17 @@ def test_every_flag_and_setting_on_the_page_of_tpus_exists():
   assert presets_named and presets_named <= set(presets.config_names())
   for script in re.findall(r'experiments/[\w/]+\.(?:py|sh)', page):
     assert (root / script).is_file(), script
+
+
+def test_the_table_of_tpus_has_every_entry_and_no_other():
+  path = DOCS.parent / 'benchmarks/tpu_table.py'
+  spec = importlib.util.spec_from_file_location('tpu_table', path)
+  benchmark = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(benchmark)
+  lines = [json.loads(line) for line in (DOCS / 'tpu_table.jsonl').read_text().splitlines()]
+  assert [line['command'] for line in lines] == [benchmark.command(*e) for e in benchmark.entries()]
+  assert not any('error' in line for line in lines)
+  assert (DOCS / 'tpu_table.md').read_text() == table.page(lines)
 
 
 def test_the_costs_on_the_page_of_tpus_follow_from_its_formula():
