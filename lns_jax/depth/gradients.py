@@ -155,8 +155,8 @@ def gradients(config: ModelConfig, params, batches, *, seed: int = 0) -> dict[st
   """Gradients of the loss by layer and sub-layer: averages over sequences, see the module.
 
   A sub-layer's parameters are its matrices, biases, norms' gains and learned factors; a layer's those of both, and
-  GPAS' gate. ITERATIONS steps of the power method give stable ranks that are a little too large: by 2.2 % on a Gaussian matrix
-  of 1024 x 2048.
+  GPAS' gate. ITERATIONS steps of the power method give stable ranks that are a little too large: by 2.2 % on a Gaussian
+  matrix of 1024 x 2048.
 
   Args:
     batches: as everywhere, with 'targets' [B, T], or 'labels' [B] beside images.

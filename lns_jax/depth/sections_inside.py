@@ -15,7 +15,8 @@ def lens(models: Mapping[str, dict]) -> Section | None:
   measured = findings.with_measure(models, 'lens_loss')
   if not measured:
     return None
-  curves = {'lens_loss': ('Loss of the lens', 'nats'), 'lens_reverse_kl': ('Divergence from the final prediction', 'KL, nats'),
+  curves = {'lens_loss': ('Loss of the lens', 'nats'),
+            'lens_reverse_kl': ('Divergence from the final prediction', 'KL, nats'),
             'lens_overlap': ('Overlap of the five highest', 'share')}
   pictures = [Picture(plots.by_layer(bands(models, measure), ids_of(models, 'lens_loss'), unit, title=title,
                                      embedding=True), f'{title}, by layer')
@@ -61,7 +62,8 @@ def theory(models: Mapping[str, dict]) -> Section | None:
                       f'Measured variance of {name} and the predictions of the paper')
               for name, drawn in curves.items()]
   how = ('How fast the variance grows with the layer\'s number l, by the one law that is not ruled out, if there '
-         'is one ("off by" is its typical error; drawn is the nearest), and beside it what the paper\'s lemmas give from the model\'s own weights: "lemma", the '
+         'is one ("off by" is its typical error; drawn is the nearest), and beside it what the paper\'s lemmas give from '
+         'the model\'s own weights: "lemma", the '
          'recursion of Lemma 3.2 or 4.1 as it is printed; "independent", random matrices whose output has nothing to '
          'do with the stream; "aligned", the same with all output in the direction of the stream. docs/theory.md says '
          'where the derivation does not give what it states.')

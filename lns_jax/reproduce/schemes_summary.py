@@ -20,8 +20,8 @@ def summary(scale: str, base: RunConfig, arms: dict[str, dict], chosen: list[str
   """schemes.json.
 
   Args:
-    base: settings that all runs share. arms: {arm: its settings}. chosen: those to run. found: records by Spec. losses: by Spec.
-    speeds: {arm: `job.speed`}. command: what makes this table.
+    base: settings that all runs share. arms: {arm: its settings}. chosen: those to run. found: records by Spec.
+    losses: by Spec. speeds: {arm: `job.speed`}. command: what makes this table.
   """
   names, common = [a for a in arms if any(s.arm == a for s in found)], base.optimizer.lr
   return {'item': 'schemes', 'scale': scale, 'common_rate': common,
