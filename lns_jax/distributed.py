@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import re
-import signal
 import sys
 import threading
 import time
@@ -41,6 +40,7 @@ _LOSS = re.compile(r'gloo|connection (closed|reset|refused)|socket closed|heartb
 _OWN = re.compile(r'(RESOURCE_EXHAUSTED|INVALID_ARGUMENT|UNIMPLEMENTED)\b|.*(already in use|TPU initialization failed)',
                   re.DOTALL)
 
+_early = contextlib.ExitStack()  # open for the rest of the program
 _joined = None  # the Process of this program, once it has joined
 
 
@@ -156,7 +156,7 @@ def end_preempted():
 
 def expect_sigterm():
   """SIGTERM ends this process with code 75 already while it imports, or waits for the others, as it does later."""
-  signal.signal(signal.SIGTERM, lambda *_: end_preempted())
+  _early.enter_context(signals.heard(end_preempted))
 
 
 def notice() -> int | None:

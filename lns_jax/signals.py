@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 def heard(act: Callable[[], None]) -> Iterator[int | None]:
   """In here every SIGTERM calls `act` in a thread of its own; what was done before on SIGTERM comes back at the end.
 
-  Yields the address of the function of C that was called before, of which Python need not know; None for none, and
-  outside of the main thread (a notebook's), where nothing changes.
+  Yields the address of the function of C that was called before, of which Python need not know; None for none, for
+  Python's own, and outside of the main thread (a notebook's), where nothing changes.
   """
   if threading.current_thread() is not threading.main_thread():
     yield None
@@ -37,9 +37,11 @@ def heard(act: Callable[[], None]) -> Iterator[int | None]:
   others = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
   before = function(signal.SIGTERM, None)
   known = signal.signal(signal.SIGTERM, handler)
+  python = function(signal.SIGTERM, None)  # what calls handlers that are written in Python, also those of before
+  function(signal.SIGTERM, python)
   threading.Thread(target=listen, daemon=True).start()
   try:
-    yield before
+    yield before if before != python else None
   finally:
     signal.signal(signal.SIGTERM, known or signal.SIG_DFL)
     function(signal.SIGTERM, before)

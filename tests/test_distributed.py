@@ -157,12 +157,13 @@ def test_one_that_is_done_ends_with_its_own_code_though_it_gets_sigterm():
 
 
 def test_sigterm_while_the_others_are_awaited_asks_for_another_start():
-  arguments = [f'--coordinator=localhost:{processes.free_port()}', '--processes=2', '--process=0',
-               '--config=quickstart', '--workdir=unused']
+  port = processes.free_port()
+  arguments = [f'--coordinator=localhost:{port}', '--processes=2', '--process=0', '--config=quickstart',
+               '--workdir=unused']
   child = subprocess.Popen([sys.executable, str(processes.ROOT / 'experiments/pretrain.py'), *arguments], text=True,
                            stderr=subprocess.PIPE)
   try:
-    time.sleep(8)
+    processes.wait([child], lambda: joining.connected(port))  # to itself: it waits for the other one
     child.send_signal(signal.SIGTERM)
     said = child.communicate(timeout=30)[1]
     assert child.returncode == 75 and said.strip().startswith('preempted: SIGTERM came before there was anything to ')

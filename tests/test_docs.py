@@ -84,7 +84,7 @@ def test_the_table_of_tpus_has_every_entry_and_no_other():
   wanted = subprocess.run([sys.executable, '-c', script], cwd=DOCS.parent / 'benchmarks', capture_output=True, check=True)
   lines = [json.loads(line) for line in (DOCS / 'tpu_table.jsonl').read_text().splitlines()]
   assert [line['command'] for line in lines] == json.loads(wanted.stdout)
-  assert not any('error' in line for line in lines)
+  assert not any('error' in line for line in lines) and all(line['saving_bytes'] for line in lines)
   assert (DOCS / 'tpu_table.md').read_text() == table.page(lines)
 
 

@@ -27,12 +27,25 @@ def test_sigterm_is_heard_in_a_function_of_c():
   assert (done.returncode, done.stdout) == (75, 'True\n'), done.stderr
 
 
+def test_a_command_of_many_hosts_hears_it_from_its_start():
+  deaf = """
+import ctypes, os, signal, threading
+from lns_jax import distributed
+distributed.expect_sigterm()
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+ctypes.CDLL(None).sleep(30)
+"""
+  done = subprocess.run([sys.executable, '-c', deaf], capture_output=True, text=True, timeout=20)
+  assert done.returncode == 75 and done.stderr.strip().startswith('preempted: SIGTERM came before')
+
+
 def test_each_sigterm_is_heard_by_the_innermost_and_what_was_before_comes_back():
   outer, inner, own = [], [], []
   before = signal.signal(signal.SIGTERM, lambda *_: own.append(1))
   try:
     with signals.heard(lambda: outer.append(1)):
-      with signals.heard(lambda: inner.append(1)):
+      with signals.heard(lambda: inner.append(1)) as address:
+        assert address is None  # Python's own handler of handlers is nobody to be told
         for _ in range(2):
           os.kill(os.getpid(), signal.SIGTERM)
         assert (outer, inner) == ([], [1, 1])  # at once: what follows sees it

@@ -117,8 +117,9 @@ class Target:
 
     Of stacked layers there is a copy beside it, in the layout of checkpoints.
     """
-    copies = 2 if config.model.loop == 'scan' else 1
-    return copies * sum(row.held for row in shards.rows(self.program(config).abstract_state()))
+    program = self.program(config)
+    layouts = [program] if config.model.loop == 'unrolled' else [program, program.canonical()]
+    return sum(row.held for p in layouts for row in shards.rows(p.abstract_state()))
 
   def compile(self, program: Program, with_eval: bool) -> dict[str, Any]:
     """Compiles, both steps side by side, and reads. Returns as of `compile_for`."""
@@ -208,15 +209,17 @@ def _compiled(lowered, what: str) -> tuple[Any, str, float]:
   start = time.perf_counter()
   with tempfile.TemporaryDirectory() as folder:
     try:
-      compiled = lowered.compile({'xla_dump_to': folder, 'xla_dump_hlo_as_text': True})
-      seconds = time.perf_counter() - start
-      written = list(pathlib.Path(folder).glob('*.after_codegen.txt'))
-      text = written[0].read_text() if written else compiled.as_text()
+      compiled, text = lowered.compile({'xla_dump_to': folder, 'xla_dump_hlo_as_text': True}), ''
     except jax.errors.JaxRuntimeError as e:
       if 'RESOURCE_EXHAUSTED' not in str(e):
         raise UserError(f'libtpu {importlib.metadata.version("libtpu")} fails to compile the {what}: {_first_line(e)}; '
                         'another topology, mesh or libtpu may do.') from e
-      compiled, text, seconds = OutOfMemory(str(e)), '', time.perf_counter() - start
+      compiled, text = OutOfMemory(str(e)), ''
+    seconds = time.perf_counter() - start
+    for path in pathlib.Path(folder).glob('*.after_codegen.txt'):
+      text = path.read_text()
+  if not (text or isinstance(compiled, OutOfMemory)):  # another libtpu may name it differently
+    text = compiled.as_text()
   return compiled, text, seconds
 
 

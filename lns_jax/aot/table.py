@@ -7,8 +7,7 @@ def of(result: dict) -> str:
   """The table that the command prints."""
   slices = f"{result['slices']} slices of " if result['slices'] > 1 else ''
   lines = [f"{result['devices']} devices of {slices}{result['topology']}, {result['status']}", *_memory(result)]
-  lines.append(f"saving       {_three(result['saving_bytes'] / 1e9)} GB a chip: the state, and its copy if layers are "
-               'stacked')
+  lines.append(f"saving       {_of_limit(result, 'saving_bytes')}: the state, and its copy if layers are stacked")
   if 'flops' in result:
     lines += _step(result)
   if 'flops' in result.get('eval', {}):
@@ -32,9 +31,13 @@ def _three(n: float) -> str:
   return f'{n:#.3g}' if n < 999.5 else f'{n:,.0f}'
 
 
+def _of_limit(r: dict, name: str) -> str:
+  return (f"{_three(r[name] / 1e9)} of {_three(r['hbm_limit'] / 1e9)} GB a chip: "
+          f"{'fits' if r[name] <= r['hbm_limit'] else 'too much'}")
+
+
 def _memory(r: dict) -> list[str]:
-  head = f"memory       {_three(r['hbm_bytes_per_chip'] / 1e9)} of {_three(r['hbm_limit'] / 1e9)} GB a chip: " \
-         f"{'fits' if r['hbm_bytes_per_chip'] <= r['hbm_limit'] else 'too much'}"
+  head = f"memory       {_of_limit(r, 'hbm_bytes_per_chip')}"
   if 'refusal' in r:
     return [head, f"             {r['refusal']}"]
   parts = ('argument', 'temp', 'output', 'code')
@@ -98,6 +101,8 @@ def _row(r: dict) -> str:
   if 'error' in r:
     return _line([*cells, r['error']])
   cells.append(f"{_giga(r['hbm_bytes_per_chip'])} of {_giga(r['hbm_limit'])}")
+  if r['saving_bytes'] > r['hbm_limit']:
+    cells[-1] += f", {_giga(r['saving_bytes'])} while it is saved"
   if not r['fits']:
     cells[-1] += ': does not fit' + (f"; `{' '.join(r['suggestion'])}` does" if r['suggestion'] else '')
   if 'flops' not in r:

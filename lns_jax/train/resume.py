@@ -20,15 +20,15 @@ from lns_jax.train import checkpoint, manifest, stored
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run
 
-# Settings that a run may change when it goes on. Those of the second line change no number, or only its rounding;
-# where the text comes from is free because the hash of the rows is checked instead.
+# Settings that a run may change when it goes on. Those from the mesh to accumulation change no number, or only its
+# rounding (Admin's start, which is drawn from a part of a batch, is behind a run that goes on); where the text comes
+# from is free because the hash of the rows is checked instead.
 FREE = ('eval', 'checkpoint', 'train.log_every', 'train.layer_stats_every', 'train.tensorboard',
         'mesh', 'profile', 'model.loop', 'model.remat', 'model.attention', 'model.microbatches', 'train.loss_chunk',
-        'train.accumulation',
-        'data.cache_dir', 'data.workers', 'data.read_threads', 'data.source', 'data.data_dir', 'data.text_field',
+        'train.accumulation', 'data.cache_dir', 'data.workers', 'data.read_threads', 'data.source', 'data.data_dir', 'data.text_field',
         'data.tokenizer')
 # Settings that may differ between the processes of a run.
-OF_A_HOST = ('data.source', 'data.data_dir', 'data.cache_dir', 'data.workers', 'data.read_threads')
+OF_A_HOST = ('data.source', 'data.data_dir', 'data.cache_dir', 'data.tokenizer', 'data.workers', 'data.read_threads')
 
 
 def open_workdir(workdir: str | pathlib.Path, flag: str = '--workdir', bucket: bool = False) -> pathlib.Path:
@@ -108,9 +108,9 @@ def check_agreed(config: RunConfig):
   mine = json.loads(json.dumps(flat(config_lib.to_dict(config))))
   first = distributed.from_first(lambda: mine)
   for name in mine:
-    if name not in OF_A_HOST and mine[name] != first[name]:
+    if name not in OF_A_HOST and mine[name] != first.get(name):  # which may come from another version
       raise UserError(f'process {jax.process_index()} was started with {name} = {mine[name]!r} and process 0 with '
-                      f'{first[name]!r}; start all with the same command.')
+                      f'{first.get(name)!r}; start all with the same command.')
 
 
 def is_free(name: str) -> bool:

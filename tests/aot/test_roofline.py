@@ -1,11 +1,13 @@
 """An estimate by hand numbers, the table of chips, and what is tried when a run does not fit."""
 
+import jax
 import pytest
 
 from lns_jax import config as config_lib
-from lns_jax.aot import fit, hlo, roofline, table
+from lns_jax.aot import compile_tpu, fit, hlo, roofline, table
 from lns_jax.errors import UserError
 from lns_jax.train import chips, mfu
+from tiny import model
 
 # 100 TFLOP/s, 1 TB/s, 100 GB/s to its slice and 10 GB/s to others.
 CHIP = chips.Chip(('none',), 100, 1e9, 1e12, 100e9, 10e9, 2, 4)
@@ -88,7 +90,8 @@ def test_topologies_are_those_that_are_lent(topology, shape):
 
 @pytest.mark.parametrize('topology, words', [
     ('v5e:4x3', ['v5e:4x4', 'v5e:2x4']), ('v5e:4x2', ['v5e:2x4']), ('v5e:32x32', ['v5e:16x16']),
-    ('v5f:4x4', ["'v5f'", "'v5p'", 'v6e']), ('v5e-16', ['v5e:4x4.']), ('v5litepod-4', ['v5e:2x2.']), ('v4-32', ['v4:2x2x4.']), ('v5e-x', ["'v5e-x'"]), ('v5p:4x4', ['v5p:2x2x4']),
+    ('v5f:4x4', ["'v5f'", "'v5p'", 'v6e']), ('v5e-16', ['v5e:4x4.']), ('v5litepod-4', ['v5e:2x2.']),
+    ('v4-32', ['v4:2x2x4.']), ('v5e-x', ["'v5e-x'"]), ('v5p:4x4', ['v5p:2x2x4']),
     ('v5e', ['v5e:1x1']), ('v4:99999999999x1', ['v4:'])])
 def test_another_topology_is_refused_with_the_nearest(topology, words):
   with pytest.raises(UserError) as error:
@@ -101,11 +104,12 @@ def test_the_lines_of_a_small_program_keep_their_digits():
   sizes = {f'{of}_bytes': 1_787_904 for of in ('argument', 'temp', 'output', 'code')} | {'host_bytes': 0}
   text = table.of({
       'hbm_bytes_per_chip': 7_169_536, 'hbm_limit': 16_911_433_728, 'fits': True, **sizes, 'flops': 138_412_032.0,
-      'kernel_flops': 0.0, 'saving_bytes': 3_575_808, 'model_flops': 453_771_264.0, 'bytes': 1_846_548.0, 'fusions': 2, 'not_counted': [],
+      'kernel_flops': 0.0, 'saving_bytes': 3_575_808, 'model_flops': 453_771_264.0, 'bytes': 1_846_548.0, 'fusions': 2,
+      'not_counted': [],
       'collectives': {'all-reduce': {'count': 9, 'bytes': 214_236}}, 'compile_seconds': 31.0, 'devices': 4, 'slices': 1,
       'roofline': {**seconds, 'mfu': 0.2, 'tokens_per_second': 1e6}, 'topology': 'v5e:2x2', 'status': 'compiled'})
   for words in ('0.00717 of 16.9 GB a chip: fits', 'argument 0.00179', '9 x, 0.000214 GB', '0.000138 T a chip',
-                'saving       0.00358 GB', 'compute 0.00250, ', 'step         0.00250 ms at best'):
+                'saving       0.00358 of 16.9 GB a chip: fits', 'compute 0.00250, ', 'step         0.00250 ms at best'):
     assert words in text, text
 
 
@@ -118,7 +122,8 @@ def test_the_peaks_of_chips_are_those_that_training_counts_with():
 
 def test_the_peaks_are_those_of_a_device():
   """The vendor's of a chip, in bfloat16; of v3 and v7x JAX's device is half of one."""
-  chips_of = {'TPU v3': 123 / 2, 'TPU v4': 275, 'TPU v5 lite': 197, 'TPU v5p': 459, 'TPU v6 lite': 918, 'TPU7x': 2307 / 2}
+  chips_of = {'TPU v3': 123 / 2, 'TPU v4': 275, 'TPU v5 lite': 197, 'TPU v5p': 459, 'TPU v6 lite': 918,
+              'TPU7x': 2307 / 2}
   assert {kind: mfu.PEAK_TFLOPS[kind] for kind in chips_of} == chips_of
 
 
@@ -142,6 +147,23 @@ def test_what_is_tried_goes_from_remat_over_fsdp_to_accumulation():
 
 def possible(change):
   return True
+
+
+@pytest.mark.parametrize('mesh, loop', [
+    ({'data': 2, 'stage': 4}, 'scan'), ({'fsdp': 4, 'stage': 2}, 'scan'), ({'data': 1, 'fsdp': 8}, 'scan'),
+    ({'data': 1, 'fsdp': 2, 'tensor': 2, 'stage': 2, 'slices': 0}, 'scan'), ({'fsdp': 4, 'data': 2}, 'unrolled')])
+def test_what_a_save_takes_is_what_its_program_takes(mesh, loop):
+  """As the compiler counts what goes into the conversion of the layout, and what comes out, 8 bytes of address each."""
+  settings = model(num_layers=4, d_model=32, vocab_size=64, loop=loop)
+  run = config_lib.RunConfig(model=settings, train=config_lib.TrainConfig(steps=1, batch_size=8),
+                             mesh=config_lib.MeshConfig(**mesh))
+  target = compile_tpu.Target(CHIP, tuple(jax.devices()))
+  program = target.program(run)
+  state = program.abstract_state()
+  memory = jax.jit(program.to_canonical).lower((state.params, state.opt_state)).compile().memory_analysis()
+  taken = memory.argument_size_in_bytes + (memory.output_size_in_bytes if loop == 'scan' else 0)
+  arrays = len(jax.tree.leaves(program.canonical().abstract_state()))
+  assert -32 <= taken - target.saving(run) <= 8 * arrays
 
 
 @pytest.mark.parametrize('mesh, sharded', [

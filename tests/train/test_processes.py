@@ -115,7 +115,7 @@ def test_a_killed_process_ends_the_others_and_the_restart_goes_on(victim, whole,
 @pytest.mark.parametrize('seconds', [0.0, 0.2, 0.5, 1.0])
 def test_a_process_killed_before_the_first_step_is_lost_too(seconds, cache, tmp_path):
   children = start(tmp_path / 'run', cache, processes=2)
-  assert 'process 1 of 2 has joined' in children[1].stderr.readline()
+  assert all(f'process {i} of 2 has joined' in children[i].stderr.readline() for i in (0, 1))
   time.sleep(seconds)
   children[1].kill()
   code, _, said = processes.ends(children)[0]
