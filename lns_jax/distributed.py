@@ -106,18 +106,24 @@ class Process:
     jax.distributed.shutdown()
     self._listener.join(10)
 
-  def tell(self, code: int, sentence: str):
-    """Lets the other processes end with `code`, unless another one has told them something already."""
+  def end(self, code: int, sentence: str, told: str = ''):
+    """Ends this process at once with one sentence, the first that is asked for.
+
+    told: what the others end with, unless another one has told them something already.
+    """
+    self._last.acquire()  # for good: the end of those who are told, which this one may see, is no sentence of its own
     self._silent.set()
-    with contextlib.suppress(Exception):  # process 0 is gone, or others spoke first
-      self.client.key_value_set(LAST_WORDS, json.dumps({'code': code, 'sentence': sentence}))
+    if told:
+      teller = threading.Thread(target=self._tell, args=(code, told), daemon=True)
+      teller.start()
+      teller.join(HEARD)
       if self.index == 0:  # it carries the words of all
         time.sleep(HEARD)
-
-  def end(self, code: int, sentence: str):
-    """Ends this process at once with one sentence, the first that is asked for."""
-    self._last.acquire()  # for good
     _end(code, sentence)
+
+  def _tell(self, code: int, sentence: str):
+    with contextlib.suppress(Exception):  # process 0 is gone, or others spoke first
+      self.client.key_value_set(LAST_WORDS, json.dumps({'code': code, 'sentence': sentence}))
 
 
 def _end(code: int, sentence: str):
@@ -143,8 +149,7 @@ def _gist(error: Exception) -> str:
 def leave(code: int, sentence: str):
   """Ends this process with a sentence, and the others with its gist. Does nothing where one process is alone."""
   if _joined is not None:
-    _joined.tell(code, f'process {_joined.index} of {_joined.count} ended: {sentence}')
-    _joined.end(code, sentence)
+    _joined.end(code, sentence, told=f'process {_joined.index} of {_joined.count} ended: {sentence}')
 
 
 def end_preempted():
@@ -172,8 +177,7 @@ def leave_if_lost(error: BaseException | None):
   time.sleep(HEARD)  # the listener knows more, if there is more to know
   sentence = lost(f'another process was killed or cannot be reached (seen by process {_joined.index} of '
                   f'{_joined.count}: {_gist(loss)})')
-  _joined.tell(LOST, sentence)
-  _joined.end(LOST, sentence)
+  _joined.end(LOST, sentence, told=sentence)
 
 
 def leave_crashed(error: Exception):
