@@ -71,6 +71,20 @@ def test_both_steps_of_a_small_run_compile_and_pre_and_lns_cost_the_same():
 
 @pytest.mark.slow
 @needs_libtpu
+def test_the_smallest_entry_of_the_table_is_still_what_the_table_says():
+  """As far as another libtpu may differ."""
+  lines = map(json.loads, (ROOT / 'docs/tpu_table.jsonl').read_text().splitlines())
+  told = min((line for line in lines if line['fits']), key=lambda line: line['flops'])
+  run = command(*told['command'][1:])
+  assert run.returncode == 0, run.stderr
+  found = json.loads(run.stdout.splitlines()[-1])
+  for name, rel in (('argument_bytes', 0.01), ('flops', 0.01), ('saving_bytes', 0.01), ('hbm_bytes_per_chip', 0.1),
+                    ('bytes', 0.2)):
+    assert found[name] == pytest.approx(told[name], rel=rel), name
+
+
+@pytest.mark.slow
+@needs_libtpu
 @pytest.mark.parametrize('loop', ['scan', 'unrolled'])
 def test_what_is_offloaded_lies_in_the_memory_of_the_host(loop):
   """By hand, of a chip's 2 of 8 rows of 128: q, k, v, heads and o of D numbers, gate and up of F, all in bfloat16, and
