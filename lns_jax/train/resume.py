@@ -25,8 +25,8 @@ from lns_jax.train.run import Run
 # from is free because the hash of the rows is checked instead.
 FREE = ('eval', 'checkpoint', 'train.log_every', 'train.layer_stats_every', 'train.tensorboard',
         'mesh', 'profile', 'model.loop', 'model.remat', 'model.attention', 'model.microbatches', 'train.loss_chunk',
-        'train.accumulation', 'data.cache_dir', 'data.workers', 'data.read_threads', 'data.source', 'data.data_dir', 'data.text_field',
-        'data.tokenizer')
+        'train.accumulation', 'data.cache_dir', 'data.workers', 'data.read_threads', 'data.source', 'data.data_dir',
+        'data.text_field', 'data.tokenizer')
 # Settings that may differ between the processes of a run.
 OF_A_HOST = ('data.source', 'data.data_dir', 'data.cache_dir', 'data.tokenizer', 'data.workers', 'data.read_threads')
 
