@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lns_jax import mesh as mesh_lib
 from lns_jax.config import AXES, MeshConfig, ModelConfig, RunConfig, check_batch
 from lns_jax.errors import UserError, around, divisors, nearest
-from lns_jax.layers import fp8
+from lns_jax.layers import fp8, splash
 from lns_jax.mesh import ROWS, RULES, use  # `use` named here for all
 from lns_jax.models import layout, loop, pipeline, transformer
 
@@ -181,6 +181,15 @@ def _other_sizes(config: ModelConfig, logical: str, size: int, n: int) -> str:
   fits = [v for v in range(n, 2 * size + n, n) if not whole or not whole % v]
   what = _what(config, logical, size)
   return f'{what.split(" = ")[0]} = {around(size, fits)} would, or ' if what.startswith('model.') and fits else ''
+
+
+def attention(config: RunConfig, mesh: Mesh) -> str:
+  """A line for the user: what computes attention on the mesh, and why.
+
+  Raises UserError when model.attention = splash cannot be there.
+  """
+  with use(mesh):
+    return splash.describe(config.model, config.row_tokens, mesh.devices.flat[0].platform)
 
 
 def check(config: RunConfig, mesh: Mesh):

@@ -25,7 +25,7 @@ ALLOWED = {
     'depth': {'config', 'errors', 'files', 'layers', 'models'},
     'train': {'advice', 'config', 'distributed', 'errors', 'files', 'host', 'layers', 'models', 'data', 'remote',
               'sharding', 'shards', 'signals'},
-    'aot': {'config', 'distributed', 'errors', 'host', 'layers', 'models', 'sharding', 'shards', 'train'},
+    'aot': {'config', 'distributed', 'errors', 'host', 'models', 'sharding', 'shards', 'train'},
     'interop': {'config', 'distributed', 'errors', 'files', 'layers', 'models', 'data', 'remote', 'sharding',
                 'train.checkpoint', 'train.run_info', 'train.stored'},
     'reproduce': {'config', 'errors', 'files', 'paired', 'presets', 'cli', 'layers', 'depth', 'train'},

@@ -142,7 +142,8 @@ elif [ -f ~/job.pid ]; then echo "job: lost"
 else echo "job: none"; fi'
 
 # One word for the jobs of all hosts: running; none; unreachable; or the exit code that counts. An error (1) counts more
-# than a preemption (75, 143 before Python had begun, or a job that a reboot took), because the other hosts of a failed one end with 75.
+# than a preemption (75, 143 before Python had begun, or a job that a reboot took), because the other hosts of a failed
+# one end with 75.
 status() {
   local words
   words=" $(on_hosts "$STATUS" 2>/dev/null | sed -n 's/^.*job: //p' | tr '\n' ' ') " || true

@@ -24,7 +24,6 @@ from lns_jax.aot import costs, fit, hlo, roofline, table
 from lns_jax.config import RunConfig
 from lns_jax.distributed import say
 from lns_jax.errors import UserError
-from lns_jax.layers import splash
 from lns_jax.train import chips, evaluate, init_from, mfu
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Program
@@ -44,12 +43,11 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
   Returns:
     of the train step {'hbm_bytes_per_chip', 'hbm_limit', 'fits' (the evaluation step too), 'argument_bytes',
     'temp_bytes', 'output_bytes' (beside the arguments), 'code_bytes', 'host_bytes', 'saving_bytes' (while the state is
-    saved or restored, which 'fits' asks too), 'flops' (of the program on a chip,
-    loops by their turns), 'kernel_flops' (the part of it that is by formula), 'model_flops' (of all chips, as
-    `train.mfu` counts), 'bytes' (of main memory, loops by their turns), 'compiler_flops', 'compiler_bytes' (the
-    compiler's own counts, a loop's body once), 'collectives' {kind: {'count', 'bytes'}}, 'fusions', 'not_counted'
-    (kernels of unknown FLOPs, loops of unknown length), 'roofline' {as of `aot.roofline`, 'mfu', 'tokens_per_second'},
-    'compile_seconds'}; of what was compiled {'topology', 'devices', 'slices'}; 'eval' (as of the train step),
+    saved or restored, which 'fits' asks too), 'flops' (of the program on a chip, loops by their turns), 'kernel_flops'
+    (the part of it that is by formula), 'model_flops' (of all chips, as `train.mfu` counts), 'bytes' (of main memory,
+    loops by their turns), 'compiler_flops', 'compiler_bytes' (the compiler's own counts, a loop's body once),
+    'collectives' {kind: {'count', 'bytes'}}, 'fusions', 'not_counted' (kernels of unknown FLOPs, loops of unknown
+    length), 'roofline' {as of `aot.roofline`, 'mfu', 'tokens_per_second'}, 'compile_seconds'}; of what was compiled {'topology', 'devices', 'slices'}; 'eval' (as of the train step),
     'suggestion' (a list of flags; None when it fits or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of
     one device. Where the compiler refuses for want of memory its own figures alone are there.
 
@@ -62,12 +60,12 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
   config = for_tpu(config, slices)
   program = target.program(config)
   say(f'{topology}: {len(target.devices)} x {target.devices[0].device_kind}; {NEVER_RUN}.')
-  say(attention(config, program.mesh))
+  say(sharding.attention(config, program.mesh))
   result = target.compile(program, with_eval)
   found = None
   if not result['fits'] and suggest:
-    found = fit.nearest(
-        config, lambda c: target.compile(target.program(c), with_eval), target.saving, target.chip.hbm)
+    found = fit.nearest(config, lambda c: target.compile(target.program(c), with_eval),
+                        lambda c: saving(target.program(c)), target.chip.hbm)
   result |= {'topology': topology, 'devices': len(target.devices), 'slices': slices, 'suggestion': found,
              'status': NEVER_RUN, 'seconds': time.perf_counter() - start}
   say(table.of(result))
@@ -108,18 +106,9 @@ class Target:
     """The run's program on these devices. Raises UserError when mesh, batch or attention cannot be on them."""
     mesh = sharding.make_mesh(config.mesh, list(self.devices))
     sharding.check(config, mesh)
-    attention(config, mesh)
+    sharding.attention(config, mesh)
     steps = config_lib.num_steps(config, num_rows=10**9)  # the rows of a data set that is not opened
     return Program(config, mesh, steps, step_lib.state_shardings(mesh, config, steps))
-
-  def saving(self, config: RunConfig) -> int:
-    """Bytes on one device while the state is saved or restored, which no setting but mesh and loop changes.
-
-    Of stacked layers there is a copy beside it, in the layout of checkpoints.
-    """
-    program = self.program(config)
-    layouts = [program] if config.model.loop == 'unrolled' else [program, program.canonical()]
-    return sum(row.held for p in layouts for row in shards.rows(p.abstract_state()))
 
   def compile(self, program: Program, with_eval: bool) -> dict[str, Any]:
     """Compiles, both steps side by side, and reads. Returns as of `compile_for`."""
@@ -133,10 +122,10 @@ class Target:
     flops = mfu.flops_per_token(c.model, c.row_tokens) * c.row_tokens
     rows = evaluate.batch_size(mesh, c.eval.batch_size or c.train.batch_size)
     result = self.read(program, *train.result(), flops * c.train.batch_size, c.row_tokens * c.train.batch_size)
-    result['saving_bytes'] = self.saving(c)
+    result['saving_bytes'] = saving(program)
     result['fits'] &= result['saving_bytes'] <= self.chip.hbm
     if evaluation:  # forward alone: a third; the optimizer's state stays where it is meanwhile
-      beside = sum(row.held for row in shards.rows(program.abstract_state().opt_state))
+      beside = held(program.abstract_state().opt_state)
       result['eval'] = self.read(program, *evaluation.result(), flops / 3 * rows, c.row_tokens * rows, beside)
       result['fits'] &= result['eval']['fits']
     return result
@@ -171,10 +160,18 @@ class Target:
         'compile_seconds': seconds}
 
 
-def attention(config: RunConfig, mesh: jax.sharding.Mesh) -> str:
-  """What computes attention there, and why, as a run says it. Raises UserError where it could not be."""
-  with sharding.use(mesh):
-    return splash.describe(config.model, config.row_tokens, 'tpu')
+def held(state) -> int:
+  """Bytes of (a part of) an abstract state on one device."""
+  return sum(row.held for row in shards.rows(state))
+
+
+def saving(program: Program) -> int:
+  """Bytes on one device while the state is saved or restored, which no setting but mesh and loop changes.
+
+  Of stacked layers there is a copy beside it, in the layout of checkpoints.
+  """
+  layouts = [program] if program.config.model.loop == 'unrolled' else [program, program.canonical()]
+  return sum(held(p.abstract_state()) for p in layouts)
 
 
 def lower_eval_step(program: Program):

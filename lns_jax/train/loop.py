@@ -15,7 +15,7 @@ from lns_jax.config import RunConfig
 from lns_jax.data import dataset as dataset_lib
 from lns_jax.distributed import say
 from lns_jax.errors import Diverged, Preempted, UserError
-from lns_jax.layers import param, splash
+from lns_jax.layers import param
 from lns_jax.models import transformer
 from lns_jax.train import (
     checkpoint, evaluate, init_from, log, mfu, nonfinite, preemption, profile, resume, run_info)
@@ -33,8 +33,7 @@ def set_up(config: RunConfig, workdir: pathlib.Path) -> Run:
   mesh = sharding.make_mesh(config.mesh)
   sharding.check(config, mesh)
   say(f"mesh of {mesh.size}: {' x '.join(f'{axis} {n}' for axis, n in mesh.shape.items() if n > 1) or 'one device'}")
-  with sharding.use(mesh):
-    say(splash.describe(config.model, config.row_tokens, mesh.devices.flat[0].platform))
+  say(sharding.attention(config, mesh))
   distributed.from_first(lambda: resume.check_config(workdir, config))
   dataset = open_dataset(config)
   init_from.check_tokenizer(config, dataset.tokenizer)

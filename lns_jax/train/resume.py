@@ -20,15 +20,14 @@ from lns_jax.train import checkpoint, manifest, stored
 from lns_jax.train import step as step_lib
 from lns_jax.train.run import Run
 
+# Settings that may differ between the processes of a run.
+OF_A_HOST = ('data.source', 'data.data_dir', 'data.cache_dir', 'data.tokenizer', 'data.workers', 'data.read_threads')
 # Settings that a run may change when it goes on. Those from the mesh to accumulation change no number, or only its
 # rounding (Admin's start, which is drawn from a part of a batch, is behind a run that goes on); where the text comes
 # from is free because the hash of the rows is checked instead.
 FREE = ('eval', 'checkpoint', 'train.log_every', 'train.layer_stats_every', 'train.tensorboard',
         'mesh', 'profile', 'model.loop', 'model.remat', 'model.attention', 'model.microbatches', 'train.loss_chunk',
-        'train.accumulation', 'data.cache_dir', 'data.workers', 'data.read_threads', 'data.source', 'data.data_dir',
-        'data.text_field', 'data.tokenizer')
-# Settings that may differ between the processes of a run.
-OF_A_HOST = ('data.source', 'data.data_dir', 'data.cache_dir', 'data.tokenizer', 'data.workers', 'data.read_threads')
+        'train.accumulation', 'data.text_field', *OF_A_HOST)
 
 
 def open_workdir(workdir: str | pathlib.Path, flag: str = '--workdir', bucket: bool = False) -> pathlib.Path:
@@ -105,17 +104,16 @@ def flat(values: dict, prefix: str = '') -> dict:
 def check_agreed(config: RunConfig):
   """Raises UserError where processes were started with other settings than process 0, but for where a host has its
   data: they would wait for each other forever, or each compute another part of another run."""
-  mine = json.loads(json.dumps(flat(config_lib.to_dict(config))))
+  mine = config_lib.to_dict(config)
   first = distributed.from_first(lambda: mine)
-  for name in mine:
-    if name not in OF_A_HOST and mine[name] != first.get(name):  # which may come from another version
-      raise UserError(f'process {jax.process_index()} was started with {name} = {mine[name]!r} and process 0 with '
-                      f'{first.get(name)!r}; start all with the same command.')
+  for name, (theirs, own) in differences(first, mine, OF_A_HOST).items():
+    raise UserError(f'process {jax.process_index()} was started with {name} = {own!r} and process 0 with {theirs!r}; '
+                    'start all with the same command.')
 
 
-def is_free(name: str) -> bool:
+def is_free(name: str, free: tuple[str, ...] = FREE) -> bool:
   """Whether a setting may change when a run goes on."""
-  return any(name == f or name.startswith(f + '.') for f in FREE)
+  return any(name == f or name.startswith(f + '.') for f in free)
 
 
 def with_defaults(saved: dict) -> dict:
@@ -125,11 +123,11 @@ def with_defaults(saved: dict) -> dict:
   return saved
 
 
-def differences(saved: dict, asked: dict) -> dict[str, tuple]:
-  """{'model.scheme': (saved, asked)} for every setting that defines the run and differs."""
+def differences(saved: dict, asked: dict, free: tuple[str, ...] = FREE) -> dict[str, tuple]:
+  """{'model.scheme': (saved, asked)} for every setting that defines the run, none of `free`, and differs."""
   saved, asked = flat(with_defaults(saved)), flat(asked)
   return {n: (saved.get(n), asked.get(n)) for n in sorted(saved.keys() | asked.keys())
-          if saved.get(n) != asked.get(n) and not is_free(n)}
+          if saved.get(n) != asked.get(n) and not is_free(n, free)}
 
 
 def check_config(workdir: pathlib.Path, config: RunConfig):

@@ -160,7 +160,8 @@ def test_a_state_that_fits_once_but_not_with_its_copy_does_not_fit():
   found = {}
   for loop in ('scan', 'unrolled'):
     run = command('--config=quickstart:tiny', '--topology=v5e:1x1', '--noeval', '--nosuggest',
-                  '--config.model.d_model=384', '--config.train.batch_size=1', f'--config.model.loop={loop}', '--config.model.vocab_size=1048576')
+                  '--config.model.d_model=384', '--config.model.vocab_size=1048576', '--config.train.batch_size=1',
+                  f'--config.model.loop={loop}')
     assert run.returncode == 0, run.stderr
     found[loop] = json.loads(run.stdout.splitlines()[-1])
   state = 12 * 2 * 1048576 * 384
