@@ -1,8 +1,8 @@
 """Compiler flags by TPU chip to try, off unless --xla_flags=untimed asks for them; set before jax starts.
 
 No advice: we have timed none on a chip. The values are those that others train with: of vector memory Marin on all
-three chips and MaxText on v6e, of split products MaxText. libtpu 0.0.52, which refuses what it does not know, takes
-them. docs/tpu.md has what they do to compiled programs, and says how to compare.
+three chips and MaxText on v6e, of split products MaxText. libtpu refuses what it does not know; 0.0.42.1, 0.0.50.1
+and 0.0.52 take them. docs/tpu.md has what they do to compiled programs, and says how to compare.
 """
 
 import os

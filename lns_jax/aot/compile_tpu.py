@@ -47,9 +47,10 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
     (the part of it that is by formula), 'model_flops' (of all chips, as `train.mfu` counts), 'bytes' (of main memory,
     loops by their turns), 'compiler_flops', 'compiler_bytes' (the compiler's own counts, a loop's body once),
     'collectives' {kind: {'count', 'bytes'}}, 'fusions', 'not_counted' (kernels of unknown FLOPs, loops of unknown
-    length), 'roofline' {as of `aot.roofline`, 'mfu', 'tokens_per_second'}, 'compile_seconds'}; of what was compiled {'topology', 'devices', 'slices'}; 'eval' (as of the train step),
-    'suggestion' (a list of flags; None when it fits or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of
-    one device. Where the compiler refuses for want of memory its own figures alone are there.
+    length), 'roofline' {as of `aot.roofline`, 'mfu', 'tokens_per_second'}, 'compile_seconds'}; of what was compiled
+    {'topology', 'devices', 'slices', 'libtpu' (the compiler's version)}; 'eval' (as of the train step), 'suggestion' (a
+    list of flags; None when it fits or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of one device. Where
+    the compiler refuses for want of memory its own figures alone are there.
 
   Raises:
     UserError: topology, mesh or batch are not possible, libtpu cannot be loaded, or its compiler fails.
@@ -66,8 +67,8 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
   if not result['fits'] and suggest:
     found = fit.nearest(config, lambda c: target.compile(target.program(c), with_eval),
                         lambda c: saving(target.program(c)), target.chip.hbm)
-  result |= {'topology': topology, 'devices': len(target.devices), 'slices': slices, 'suggestion': found,
-             'status': NEVER_RUN, 'seconds': time.perf_counter() - start}
+  result |= {'topology': topology, 'devices': len(target.devices), 'slices': slices, 'libtpu': libtpu(),
+             'suggestion': found, 'status': NEVER_RUN, 'seconds': time.perf_counter() - start}
   say(table.of(result))
   return result
 
@@ -160,6 +161,11 @@ class Target:
         'compile_seconds': seconds}
 
 
+def libtpu() -> str:
+  """The version of the compiler, which the numbers depend on."""
+  return importlib.metadata.version('libtpu')
+
+
 def held(state) -> int:
   """Bytes of (a part of) an abstract state on one device."""
   return sum(row.held for row in shards.rows(state))
@@ -209,7 +215,7 @@ def _compiled(lowered, what: str) -> tuple[Any, str, float]:
       compiled, text = lowered.compile({'xla_dump_to': folder, 'xla_dump_hlo_as_text': True}), ''
     except jax.errors.JaxRuntimeError as e:
       if 'RESOURCE_EXHAUSTED' not in str(e):
-        raise UserError(f'libtpu {importlib.metadata.version("libtpu")} fails to compile the {what}: {_first_line(e)}; '
+        raise UserError(f'libtpu {libtpu()} fails to compile the {what}: {_first_line(e)}; '
                         'another topology, mesh or libtpu may do.') from e
       compiled, text = OutOfMemory(str(e)), ''
     seconds = time.perf_counter() - start

@@ -153,21 +153,30 @@ def _field(computation: Computation, name: str) -> int | None:
 
 
 def parse(text: str) -> Program:
-  """The program of `compiled.as_text()`."""
+  """The program of `compiled.as_text()`.
+
+  Newer compilers write `%x#2` where they wrote a line `%y = ... get-tuple-element(%x), index=2`, and `%y` for it: it is
+  an instruction here as well, called 'x#2'.
+  """
   computations, entry, current = {}, '', None
   for line in text.splitlines():
     header = re.match(r'(ENTRY )?%?([\w.\-]+) \(.*\{$', line)
     if header:
       current = computations[header[2]] = {}
+      kinds = {}
       entry = header[2] if header[1] else entry
     elif current is not None and line.startswith('  '):
-      instruction = _instruction(line)
-      if instruction:
+      found = _instruction(line)
+      if found:
+        instruction, kinds[instruction.name] = found
+        for name in instruction.operands:
+          _add_elements(name, current, kinds)
         current[instruction.name] = instruction
   return Program(computations, entry)
 
 
-def _instruction(line: str) -> Instruction | None:
+def _instruction(line: str) -> tuple[Instruction, str] | None:
+  """An instruction, and its type as it is written."""
   head = re.match(r'\s+(ROOT )?%?([\w.\-]+) = ', line)
   if not head:
     return None
@@ -177,8 +186,31 @@ def _instruction(line: str) -> Instruction | None:
   opcode, _, behind = call.partition('(')
   close = _closing('(' + behind) - 2
   argument = behind[:close]
-  return Instruction(head[2], opcode, arrays(kind), tuple(re.findall(r'%([\w.\-]+)', argument)), argument,
-                     behind[close + 1:], bool(head[1]))
+  return Instruction(head[2], opcode, arrays(kind), tuple(re.findall(r'%([\w.\-#]+)', argument)), argument,
+                     behind[close + 1:], bool(head[1])), kind
+
+
+def _add_elements(name: str, computation: Computation, kinds: dict[str, str]):
+  """The element 'x#2' of a tuple as an instruction; of 'x#2#0' those of all levels."""
+  of, found, index = name.rpartition('#')
+  if not found or name in computation:
+    return
+  _add_elements(of, computation, kinds)
+  kinds[name] = _elements(kinds[of])[int(index)]
+  computation[name] = Instruction(name, 'get-tuple-element', arrays(kinds[name]), (of,), f'%{of}', f', index={index}',
+                                  False)
+
+
+def _elements(kind: str) -> list[str]:
+  """The types in a tuple's, which may be tuples."""
+  depth, parts = 0, ['']
+  for character in kind[1:-1]:
+    depth += (character in '([{') - (character in ')]}')
+    if character == ',' and depth == 0:
+      parts.append('')
+    else:
+      parts[-1] += character
+  return [re.sub(r'/\*.*?\*/', '', part).strip() for part in parts]
 
 
 def _closing(text: str) -> int:

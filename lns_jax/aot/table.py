@@ -6,7 +6,8 @@ from lns_jax.aot import roofline
 def of(result: dict) -> str:
   """The table that the command prints."""
   slices = f"{result['slices']} slices of " if result['slices'] > 1 else ''
-  lines = [f"{result['devices']} devices of {slices}{result['topology']}, {result['status']}", *_memory(result)]
+  lines = [f"{result['devices']} devices of {slices}{result['topology']}, {result['status']} (libtpu {result['libtpu']})",
+           *_memory(result)]
   lines.append(f"saving       {_of_limit(result, 'saving_bytes')}: the state, and its copy if layers are stacked")
   if 'flops' in result:
     lines += _step(result)
@@ -66,10 +67,11 @@ def _step(r: dict) -> list[str]:
 
 HEAD = """# Compiled for TPUs, never run
 
-Every line is a run of `experiments/compile_for_tpu.py` with the flags beside it: libtpu compiled the train step of that
-preset for that topology on a CPU. Memory is the compiler's, of one chip (of v7x half a chip, as JAX counts). FLOPs and
-bytes are counted in the compiled program, loops by their turns, kernels by formula; the compiler's own count of bytes
-holds the body of a loop once, and vector memory too. Times, MFU and tokens/s are an estimate, not a measurement:
+Every line is a run of `experiments/compile_for_tpu.py` with the flags beside it: libtpu {versions} compiled the train
+step of that preset for that topology on a CPU. Another version gives other numbers (docs/tpu.md). Memory is the
+compiler's, of one chip (of v7x half a chip, as JAX counts). FLOPs and bytes are counted in the compiled program, loops by
+their turns, kernels by formula; the compiler's own count of bytes holds the body of a loop once, and vector memory too.
+Times, MFU and tokens/s are an estimate, not a measurement:
 
     {formula}
 
@@ -85,7 +87,8 @@ COLUMNS = ('preset', 'topology', 'flags', 'memory GB of limit', 'arguments', 'te
 
 def page(found: list[dict]) -> str:
   """The page of many results, each with its 'command'; of one that failed 'error' instead."""
-  head = HEAD.format(formula=roofline.FORMULA.replace('. ', '.\n    '))
+  versions = ' and '.join(sorted({r['libtpu'] for r in found if 'libtpu' in r}))
+  head = HEAD.format(formula=roofline.FORMULA.replace('. ', '.\n    '), versions=versions)
   return head + _line(COLUMNS) + '|---' * len(COLUMNS) + '|\n' + ''.join(map(_row, found))
 
 

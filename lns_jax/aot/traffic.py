@@ -6,7 +6,7 @@ from lns_jax.aot.hlo import Array, Computation, Instruction, Program
 
 # These move nothing, or name what others move.
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call', 'conditional', 'after-all',
-        'partition-id', 'replica-id', 'opt-barrier', 'add-dependency')
+        'async-start', 'partition-id', 'replica-id', 'opt-barrier', 'add-dependency')
 SLICES = ('dynamic-slice', 'slice', 'gather')
 # Targets of custom calls that name a buffer without moving it.
 BUFFERS = ('AllocateBuffer', 'AsyncCollectiveStart', 'AsyncCollectiveDone', 'ConcatBitcast')

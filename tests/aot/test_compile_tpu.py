@@ -66,20 +66,21 @@ def test_both_steps_of_a_small_run_compile_and_pre_and_lns_cost_the_same():
   assert abs(lns['compiler_flops'] - pre['compiler_flops']) <= 50 * D * (2 * L + 1)
   assert lns['bytes'] == pytest.approx(pre['bytes'], rel=0.006)
   assert lns['compiler_bytes'] == pytest.approx(pre['compiler_bytes'], rel=0.006)
-  assert lns['temp_bytes'] == pytest.approx(pre['temp_bytes'], rel=0.006, abs=2**15)
+  assert lns['temp_bytes'] == pytest.approx(pre['temp_bytes'], rel=0.006, abs=2**17)  # some small buffers
 
 
 @pytest.mark.slow
 @needs_libtpu
 def test_the_smallest_entry_of_the_table_is_still_what_the_table_says():
-  """As far as another libtpu may differ."""
+  """Closely by the same libtpu; by another only as far as it may differ (docs/tpu.md has what was seen)."""
   lines = map(json.loads, (ROOT / 'docs/tpu_table.jsonl').read_text().splitlines())
   told = min((line for line in lines if line['fits']), key=lambda line: line['flops'])
   run = command(*told['command'][1:])
   assert run.returncode == 0, run.stderr
   found = json.loads(run.stdout.splitlines()[-1])
-  for name, rel in (('argument_bytes', 0.01), ('flops', 0.01), ('saving_bytes', 0.01), ('hbm_bytes_per_chip', 0.1),
-                    ('bytes', 0.2)):
+  memory, moved = (0.01, 0.02) if found['libtpu'] == told['libtpu'] else (0.4, 0.4)
+  for name, rel in (('argument_bytes', 0.01), ('flops', 0.01), ('saving_bytes', 0.01), ('hbm_bytes_per_chip', memory),
+                    ('bytes', moved)):
     assert found[name] == pytest.approx(told[name], rel=rel), name
 
 
@@ -88,14 +89,15 @@ def test_the_smallest_entry_of_the_table_is_still_what_the_table_says():
 @pytest.mark.parametrize('loop', ['scan', 'unrolled'])
 def test_what_is_offloaded_lies_in_the_memory_of_the_host(loop):
   """By hand, of a chip's 2 of 8 rows of 128: q, k, v, heads and o of D numbers, gate and up of F, all in bfloat16, and
-  a divisor of each head in float32, whose tiles may be filled up."""
+  a divisor of each head in float32, whose tiles may be filled up. Heads of 128: whole tiles of all the others."""
+  D, F, H, tokens = 256, 512, 2, 4 * 2 * 128  # of all layers
   bytes_of = {}
   for remat in ('names', 'offload'):
     run = command(*SMALL, '--topology=v5e:2x2', '--noeval', f'--config.model.loop={loop}',
-                  f'--config.model.remat={remat}')
+                  f'--config.model.remat={remat}', f'--config.model.d_model={D}', f'--config.model.d_ff={F}',
+                  f'--config.model.head_dim={D // H}')
     assert run.returncode == 0, run.stderr
     bytes_of[remat] = json.loads(run.stdout.splitlines()[-1])['host_bytes']
-  D, F, H, tokens = 32, 64, 2, 4 * 2 * 128  # of all layers
   assert bytes_of['names'] == 0
   assert 4 * H * tokens <= bytes_of['offload'] - 2 * (5 * D + 2 * F) * tokens <= 4 * 4 * H * tokens
 
@@ -126,9 +128,8 @@ def test_a_program_that_jax_cannot_write_down_is_read_as_well():
 @pytest.mark.slow
 @needs_libtpu
 def test_the_text_that_the_compiler_writes_is_that_of_jax():
-  """Where both can be had: but for the order of what is noted behind an instruction."""
+  """Where both can be had: but for what is noted behind an instruction, and how elements of a tuple are named."""
   script = """if True:
-    import re
     from lns_jax import config, host, presets
     host.compile_for_tpu()
     from lns_jax.aot import compile_tpu, hlo, roofline
@@ -137,9 +138,12 @@ def test_the_text_that_the_compiler_writes_is_that_of_jax():
     compiled, *texts, _ = compile_tpu._compiled(
         target.program(compile_tpu.for_tpu(c, 1)).lower_train_step(), 'train step')
     texts.append(compiled.as_text())
-    bare = [hlo.parse(re.sub(r', (metadata|backend_config)=.*', '', t)) for t in texts]
-    work = [roofline.work(hlo.parse(t), target.chip, 64.0, [0] * 4) for t in texts]
-    print(bare[0] == bare[1], work[0] == work[1], texts[0] == texts[1], len(bare[0].computations))
+    programs = [hlo.parse(t) for t in texts]
+    element = 'get-tuple-element'
+    made = [[(name, [(i.name, i.opcode, i.arrays) for i in c.values() if i.opcode != element])
+             for name, c in p.computations.items()] for p in programs]
+    work = [roofline.work(p, target.chip, 64.0, [0] * 4) for p in programs]
+    print(made[0] == made[1], work[0] == work[1], texts[0] == texts[1], len(made[0]))
   """
   run = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, timeout=600)
   *same, computations = run.stdout.split()

@@ -89,6 +89,31 @@ def test_turns_are_read_from_start_step_and_bound(bound, direction, step, turns)
   assert loops(hlo.parse(LOOP.format(bound=bound, direction=direction, step=step))) == [turns]
 
 
+def test_an_element_that_is_named_by_its_number_is_the_same_element():
+  """As newer compilers write it, `%p#0` for `%i`: the turns and bytes of the longer text."""
+  longer = LOOP.format(bound='%m', direction='LT', step=1)
+  for ours, theirs in {'%x = f32[4]': '%x = f32[4]{0:T(128)S(1)}', '%n, %x)': '%n, %y)',
+                       '  ROOT %t': '  %y = f32[4] add(%x, %x)\n  ROOT %t'}.items():
+    longer = longer.replace(ours, theirs)
+  shorter = '\n'.join(line for line in longer.splitlines() if 'get-tuple-element' not in line)
+  for name, element in {'%i,': '%p#0,', '%n,': '%p#1,', '%x, %x)': '%p#2, %p#2)', '%j,': '%q#0,', '%m)': '%q#1)'}.items():
+    assert name in shorter
+    shorter = shorter.replace(name, element)
+  # A bound is copied (8 bytes); in each turn a step added (12) and x + x, which lies in vector memory, written (16).
+  for text in (longer, shorter):
+    assert loops(hlo.parse(text)) == [7] and hbm_bytes(hlo.parse(text)) == 8 + 7 * (12 + 16)
+
+
+def test_an_element_of_an_element_has_its_own_type():
+  p = hlo.parse("""ENTRY %main (a: ((f32[2], bf16[3,2]), s32[])) -> bf16[3,2] {
+  %a = ((f32[2]{0:T(2,128)}, /*index=1*/bf16[3,2]{1,0:T(8,128)(2,1)S(1)}), s32[]) parameter(0)
+  ROOT %b = bf16[3,2] negate(%a#0#1)
+}
+""").computations['main']
+  assert p['b'].operands == ('a#0#1',) and p['a#0#1'].operands == ('a#0',) and p['a#0'].operands == ('a',)
+  assert p['a#0#1'].arrays == (hlo.Array('bf16', (3, 2), 1),) and [x.dtype for x in p['a#0'].arrays] == ['f32', 'bf16']
+
+
 def test_turns_that_depend_on_data_are_not_known():
   p = program(lambda x: jax.lax.while_loop(lambda x: jnp.sum(x) < 9, lambda x: x + 1, x), ones(4))
   assert loops(p) == [None]
@@ -215,6 +240,29 @@ ENTRY %main (a: f32[12,100], b: f32[12,100], c: f32[12,100], n: s32[]) -> f32[12
 
 def test_of_a_slice_only_the_slice_moves_and_vector_memory_is_free():
   assert hbm_bytes(hlo.parse(SLICED)) == 400 + 400
+
+
+# A slice that is fetched beside other work, as JAX writes it and as libtpu does.
+FETCHED = """HloModule m
+%fetch (p: f32[12,100]) -> f32[1,100] {
+  %p = f32[12,100] parameter(0)
+  ROOT %s = f32[1,100]{LAYOUT} slice(%p), slice={[3:4], [0:100]}
+}
+ENTRY %main (a: f32[12,100]) -> f32[1,100] {
+  %a = f32[12,100] parameter(0)
+  %slice-start = ((f32[12,100]), f32[1,100]{LAYOUT}, s32[]{:S(2)}) START
+  ROOT %slice-done = f32[1,100]{LAYOUT} DONE(%slice-start)
+}
+"""
+
+
+@pytest.mark.parametrize('start, done', [
+    ('slice-start(%a), slice={[3:4], [0:100]}', 'slice-done'), ('async-start(%a), calls=%fetch', 'async-done')])
+@pytest.mark.parametrize('layout, moved', [('1,0:T(8,128)S(1)', 400), ('1,0:T(8,128)', 800)])
+def test_a_slice_that_is_fetched_beside_other_work_moves_once(start, done, layout, moved):
+  """100 floats are read, and written where they do not go to vector memory; never the 12 rows they are of."""
+  text = FETCHED.replace('LAYOUT', layout).replace('START', start).replace('DONE', done)
+  assert hbm_bytes(hlo.parse(text)) == moved
 
 
 def test_types_of_all_widths_have_their_bytes():

@@ -107,8 +107,10 @@ def test_the_lines_of_a_small_program_keep_their_digits():
       'kernel_flops': 0.0, 'saving_bytes': 3_575_808, 'model_flops': 453_771_264.0, 'bytes': 1_846_548.0, 'fusions': 2,
       'not_counted': [],
       'collectives': {'all-reduce': {'count': 9, 'bytes': 214_236}}, 'compile_seconds': 31.0, 'devices': 4, 'slices': 1,
-      'roofline': {**seconds, 'mfu': 0.2, 'tokens_per_second': 1e6}, 'topology': 'v5e:2x2', 'status': 'compiled'})
-  for words in ('0.00717 of 16.9 GB a chip: fits', 'argument 0.00179', '9 x, 0.000214 GB', '0.000138 T a chip',
+      'roofline': {**seconds, 'mfu': 0.2, 'tokens_per_second': 1e6}, 'topology': 'v5e:2x2', 'status': 'compiled',
+      'libtpu': '0.0.52'})
+  for words in ('4 devices of v5e:2x2, compiled (libtpu 0.0.52)',
+                '0.00717 of 16.9 GB a chip: fits', 'argument 0.00179', '9 x, 0.000214 GB', '0.000138 T a chip',
                 'saving       0.00358 of 16.9 GB a chip: fits', 'compute 0.00250, ', 'step         0.00250 ms at best'):
     assert words in text, text
 
