@@ -112,14 +112,16 @@ class Process:
     told: what the others end with, unless another one has told them something already.
     """
     self._last.acquire()  # for good: the end of those who are told, which this one may see, is no sentence of its own
-    self._silent.set()
-    if told:
-      teller = threading.Thread(target=self._tell, args=(code, told), daemon=True)
-      teller.start()
-      teller.join(HEARD)
-      if self.index == 0:  # it carries the words of all
-        time.sleep(HEARD)
-    _end(code, sentence)
+    try:
+      self._silent.set()
+      if told:
+        teller = threading.Thread(target=self._tell, args=(code, told), daemon=True)
+        teller.start()
+        teller.join(HEARD)
+        if self.index == 0:  # it carries the words of all
+          time.sleep(HEARD)
+    finally:  # after a second Ctrl-C, too: nobody else can end this process now
+      _end(code, sentence)
 
   def _tell(self, code: int, sentence: str):
     with contextlib.suppress(Exception):  # process 0 is gone, or others spoke first
@@ -127,13 +129,15 @@ class Process:
 
 
 def _end(code: int, sentence: str):
-  with contextlib.suppress(OSError):
-    joining.keep('stderr')  # the last word is ours
-  print(f'\n{sentence}', file=sys.stderr, flush=True)  # a bar may stand in the line
-  sys.stdout.flush()
-  for child in multiprocessing.active_children():  # that prepare data
-    child.kill()
-  os._exit(code)
+  try:
+    with contextlib.suppress(OSError):
+      joining.keep('stderr')  # the last word is ours
+    print(f'\n{sentence}', file=sys.stderr, flush=True)  # a bar may stand in the line
+    sys.stdout.flush()
+    for child in multiprocessing.active_children():  # that prepare data
+      child.kill()
+  finally:
+    os._exit(code)
 
 
 def lost(how: str) -> str:
@@ -193,7 +197,7 @@ def _loss(error):
   from jax.errors import JaxRuntimeError
   while error is not None:
     text = str(error)
-    jax_own = isinstance(error, JaxRuntimeError) or type(error) is ValueError and re.match('[A-Z_]+: ', text)  # of XLA
+    jax_own = isinstance(error, JaxRuntimeError) or type(error) is ValueError and re.match('[A-Z_]+: Gloo', text)
     if jax_own and _LOSS.search(text) and not _OWN.match(text):
       return error
     error = error.__cause__ or error.__context__

@@ -110,6 +110,8 @@ def test_only_the_end_of_another_counts_as_its_loss():
     assert distributed._loss(e) is gone
   raw = ValueError('UNKNOWN: Gloo all-reduce failed: Read error [127.0.0.1]:7080: Connection reset by peer')
   assert distributed._loss(raw) is raw and distributed._loss(ValueError('connection reset')) is None
+  storage = ValueError('ABORTED: Error opening "zarr" driver: All 1 retry attempts failed: CURL error Could not connect')
+  assert distributed._loss(storage) is None  # TensorStore's, of a bucket that does not answer
   for own in ('RESOURCE_EXHAUSTED: out of memory',
               'RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.\n  Size: 2.00G, op_name="jit(step)/barrier"',
               'INTERNAL: none\n  %opt = f32[8] optimization-barrier(%a), op_name="jit(step)/optimization_barrier"',

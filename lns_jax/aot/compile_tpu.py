@@ -60,7 +60,7 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
   target = Target.of(topology, slices)
   config = for_tpu(config, slices)
   program = target.program(config)
-  say(f'{topology}: {len(target.devices)} x {target.devices[0].device_kind}; {NEVER_RUN}.')
+  say(f'{topology}: {len(target.devices)} x {target.devices[0].device_kind}, libtpu {libtpu()}; {NEVER_RUN}.')
   say(sharding.attention(config, program.mesh))
   result = target.compile(program, with_eval)
   found = None
@@ -163,7 +163,10 @@ class Target:
 
 def libtpu() -> str:
   """The version of the compiler, which the numbers depend on."""
-  return importlib.metadata.version('libtpu')
+  try:
+    return importlib.metadata.version('libtpu')
+  except importlib.metadata.PackageNotFoundError:  # the module comes from another package, such as a nightly build
+    return 'unknown'
 
 
 def held(state) -> int:

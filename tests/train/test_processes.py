@@ -212,6 +212,20 @@ def test_sigterm_before_the_first_step_ends_both_at_once(cache, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('which', [0, 1])
+def test_a_second_ctrl_c_only_ends_it_sooner(which, cache, tmp_path):
+  """It comes while the process tells the others, which process 0 does for some seconds."""
+  children = two_that_train(tmp_path / 'run', cache)
+  children[which].send_signal(signal.SIGINT)
+  time.sleep(1)
+  children[which].send_signal(signal.SIGINT)
+  began = time.monotonic()
+  found = processes.ends(children, timeout=60)
+  assert time.monotonic() - began < 15 and found[which][0] == 130, found
+
+
+
+@pytest.mark.slow
 def test_ctrl_c_to_one_of_two_ends_both(cache, tmp_path):
   children = two_that_train(tmp_path / 'run', cache)
   children[1].send_signal(signal.SIGINT)
