@@ -6,14 +6,14 @@ from lns_jax.aot import roofline
 def of(result: dict) -> str:
   """The table that the command prints."""
   slices = f"{result['slices']} slices of " if result['slices'] > 1 else ''
-  lines = [f"{result['devices']} devices of {slices}{result['topology']}, {result['status']} (libtpu {result['libtpu']})",
-           *_memory(result)]
+  lines = [f"{result['devices']} devices of {slices}{result['topology']}, {result['status']} "
+           f"(libtpu {result['libtpu']})", *_memory(result)]
   lines.append(f"saving       {_of_limit(result, 'saving_bytes')}: the state, and its copy if layers are stacked")
   if 'flops' in result:
     lines += _step(result)
   if 'flops' in result.get('eval', {}):
     e = result['eval']
-    lines.append(f"evaluation   {_three(e['hbm_bytes_per_chip'] / 1e9)} GB a chip, "
+    lines.append(f"evaluation   {_of_limit(e, 'hbm_bytes_per_chip')}, "
                  f"{_three(1e3 * e['roofline']['step_seconds'])} ms a batch at best")
   elif 'eval' in result:
     lines += ['evaluation', *_memory(result['eval'])]
