@@ -49,8 +49,8 @@ def compile_for(config: RunConfig, topology: str, *, slices: int = 0, with_eval:
     'collectives' {kind: {'count', 'bytes'}}, 'fusions', 'not_counted' (kernels of unknown FLOPs, loops of unknown
     length), 'roofline' {as of `aot.roofline`, 'mfu', 'tokens_per_second'}, 'compile_seconds'}; of what was compiled
     {'topology', 'devices', 'slices', 'libtpu' (the compiler's version)}; 'eval' (as of the train step), 'suggestion' (a
-    list of flags; None when it fits or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of one device. Where
-    the compiler refuses for want of memory there are its own figures and 'saving_bytes' alone.
+    list of flags; None when it fits or nothing was found), 'status', 'seconds'. Bytes and FLOPs are of one device.
+    Where the compiler refuses for want of memory there are its own figures and 'saving_bytes' alone.
 
   Raises:
     UserError: topology, mesh or batch are not possible, libtpu cannot be loaded, or its compiler fails.

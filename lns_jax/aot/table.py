@@ -69,9 +69,9 @@ HEAD = """# Compiled for TPUs, never run
 
 Every line is a run of `experiments/compile_for_tpu.py` with the flags beside it: libtpu {versions} compiled the train
 step of that preset for that topology on a CPU. Another version gives other numbers (docs/tpu.md). Memory is the
-compiler's, of one chip (of v7x half a chip, as JAX counts). FLOPs and bytes are counted in the compiled program, loops by
-their turns, kernels by formula; the compiler's own count of bytes holds the body of a loop once, and vector memory too.
-Times, MFU and tokens/s are an estimate, not a measurement:
+compiler's, of one chip (of v7x half a chip, as JAX counts). FLOPs and bytes are counted in the compiled program, loops
+by their turns, kernels by formula; the compiler's own count of bytes holds the body of a loop once, and vector memory
+too. Times, MFU and tokens/s are an estimate, not a measurement:
 
     {formula}
 

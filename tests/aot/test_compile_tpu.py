@@ -66,21 +66,22 @@ def test_both_steps_of_a_small_run_compile_and_pre_and_lns_cost_the_same():
   assert abs(lns['compiler_flops'] - pre['compiler_flops']) <= 50 * D * (2 * L + 1)
   assert lns['bytes'] == pytest.approx(pre['bytes'], rel=0.006)
   assert lns['compiler_bytes'] == pytest.approx(pre['compiler_bytes'], rel=0.006)
-  assert lns['temp_bytes'] == pytest.approx(pre['temp_bytes'], rel=0.006, abs=2**17)  # some small buffers
+  small = 2**16 if pre['libtpu'] == '0.0.50.1' else 2**15  # which has one buffer more, of 63 KiB
+  assert lns['temp_bytes'] == pytest.approx(pre['temp_bytes'], rel=0.006, abs=small)
 
 
 @pytest.mark.slow
 @needs_libtpu
 def test_the_smallest_entry_of_the_table_is_still_what_the_table_says():
-  """Closely by the same libtpu; by another only as far as it may differ (docs/tpu.md has what was seen)."""
+  """Memory by another libtpu only as far as it was seen to differ (docs/tpu.md)."""
   lines = map(json.loads, (ROOT / 'docs/tpu_table.jsonl').read_text().splitlines())
   told = min((line for line in lines if line['fits']), key=lambda line: line['flops'])
   run = command(*told['command'][1:])
   assert run.returncode == 0, run.stderr
   found = json.loads(run.stdout.splitlines()[-1])
-  memory, moved = (0.01, 0.02) if found['libtpu'] == told['libtpu'] else (0.4, 0.4)
+  memory = 0.01 if found['libtpu'] == told['libtpu'] else 0.15
   for name, rel in (('argument_bytes', 0.01), ('flops', 0.01), ('saving_bytes', 0.01), ('hbm_bytes_per_chip', memory),
-                    ('bytes', moved)):
+                    ('bytes', 0.02)):
     assert found[name] == pytest.approx(told[name], rel=rel), name
 
 
@@ -129,7 +130,8 @@ def test_a_program_that_jax_cannot_write_down_is_read_as_well():
 @needs_libtpu
 def test_the_text_that_the_compiler_writes_is_that_of_jax():
   """Where both can be had: but for what is noted behind an instruction, and how elements of a tuple are named."""
-  script = """if True:
+  script = r"""if True:
+    import re
     from lns_jax import config, host, presets
     host.compile_for_tpu()
     from lns_jax.aot import compile_tpu, hlo, roofline
@@ -138,10 +140,20 @@ def test_the_text_that_the_compiler_writes_is_that_of_jax():
     compiled, *texts, _ = compile_tpu._compiled(
         target.program(compile_tpu.for_tpu(c, 1)).lower_train_step(), 'train step')
     texts.append(compiled.as_text())
+    def bare(computation):
+      '''Instructions without notes, elements of tuples by number.'''
+      names, lines = {}, []
+      def numbered(text):
+        return re.sub(r'%([\w.\-#]+)', lambda found: '%' + names.get(found[1], found[1]), text)
+      for i in computation.values():
+        if i.opcode == 'get-tuple-element' and not i.is_root:
+          names[i.name] = f"{numbered(i.argument)[1:]}#{i.attribute('index')}"
+        else:
+          notes = re.sub(r', (metadata|backend_config)=.*', '', i.attributes)
+          lines.append((i.name, i.opcode, i.arrays, numbered(i.argument), numbered(notes), i.is_root))
+      return lines
     programs = [hlo.parse(t) for t in texts]
-    element = 'get-tuple-element'
-    made = [[(name, [(i.name, i.opcode, i.arrays) for i in c.values() if i.opcode != element])
-             for name, c in p.computations.items()] for p in programs]
+    made = [{name: bare(c) for name, c in p.computations.items()} for p in programs]
     work = [roofline.work(p, target.chip, 64.0, [0] * 4) for p in programs]
     print(made[0] == made[1], work[0] == work[1], texts[0] == texts[1], len(made[0]))
   """

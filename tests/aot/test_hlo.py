@@ -96,7 +96,8 @@ def test_an_element_that_is_named_by_its_number_is_the_same_element():
                        '  ROOT %t': '  %y = f32[4] add(%x, %x)\n  ROOT %t'}.items():
     longer = longer.replace(ours, theirs)
   shorter = '\n'.join(line for line in longer.splitlines() if 'get-tuple-element' not in line)
-  for name, element in {'%i,': '%p#0,', '%n,': '%p#1,', '%x, %x)': '%p#2, %p#2)', '%j,': '%q#0,', '%m)': '%q#1)'}.items():
+  for name, element in {
+      '%i,': '%p#0,', '%n,': '%p#1,', '%x, %x)': '%p#2, %p#2)', '%j,': '%q#0,', '%m)': '%q#1)'}.items():
     assert name in shorter
     shorter = shorter.replace(name, element)
   # A bound is copied (8 bytes); in each turn a step added (12) and x + x, which lies in vector memory, written (16).

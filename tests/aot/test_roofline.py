@@ -110,7 +110,8 @@ def test_the_lines_of_a_small_program_keep_their_digits():
       'roofline': {**seconds, 'mfu': 0.2, 'tokens_per_second': 1e6}, 'topology': 'v5e:2x2', 'status': 'compiled',
       'libtpu': '0.0.52', 'eval': {'hbm_bytes_per_chip': 20e9, 'hbm_limit': 16_911_433_728, 'fits': False, 'flops': 1.0,
                                    'roofline': {'step_seconds': 1e-3}}})
-  for words in ('4 devices of v5e:2x2, compiled (libtpu 0.0.52)', 'evaluation   20.0 of 16.9 GB a chip: too much, 1.00 ms',
+  for words in ('4 devices of v5e:2x2, compiled (libtpu 0.0.52)',
+                'evaluation   20.0 of 16.9 GB a chip: too much, 1.00 ms',
                 '0.00717 of 16.9 GB a chip: fits', 'argument 0.00179', '9 x, 0.000214 GB', '0.000138 T a chip',
                 'saving       0.00358 of 16.9 GB a chip: fits', 'compute 0.00250, ', 'step         0.00250 ms at best'):
     assert words in text, text

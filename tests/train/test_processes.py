@@ -224,7 +224,6 @@ def test_a_second_ctrl_c_only_ends_it_sooner(which, cache, tmp_path):
   assert time.monotonic() - began < 15 and found[which][0] == 130, found
 
 
-
 @pytest.mark.slow
 def test_ctrl_c_to_one_of_two_ends_both(cache, tmp_path):
   children = two_that_train(tmp_path / 'run', cache)
